@@ -15,7 +15,7 @@ that torch leaves it to the backward graph whole.
 
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -75,37 +75,30 @@ def defer(graph: fx.Graph, is_rounded: Callable[[fx.Node], bool]) -> None:
         if node.op != "call_function" or not is_attention(node) or "backward" not in str(node.target):
             continue
         read = dict(zip(_names(node.target), node.args, strict=False))
-        forward = _operator_of(read.get("out", read.get("output")))
-        if forward is None or _drops(forward) or not any(is_rounded(read[name]) for name in _OPERANDS[:2]):  # pyright: ignore[reportArgumentType]
+        forward = _forward_of(read.get("out", read.get("output")))
+        if forward is None or not any(is_rounded(read[name]) for name in _OPERANDS[:2]):  # pyright: ignore[reportArgumentType]
+            continue
+        if arguments_by_name(forward).get("dropout_p"):  # another forward pass would not draw the same mask
             continue
         copies = {read[name]: _apart(read[name], forward, splicer) for name in _OPERANDS}  # pyright: ignore[reportArgumentType]
         arguments = [None if name in _RESULTS else value for name, value in read.items()]
         given: Any = (node.target, (*arguments, *node.args[len(arguments) :]), node.kwargs)
         given = (*given, forward.target, forward.args, forward.kwargs)
         with graph.inserting_before(node):
-            consistent = graph.call_function(consistent_backward, fx.map_arg(given, partial(_one_of, copies)))
+            given = fx.map_arg(given, lambda operand, copies=copies: copies.get(operand, operand))
+            consistent = graph.call_function(consistent_backward, given)
         consistent.meta = {**node.meta, _VALUES: forward.meta["val"]}
         node.replace_all_uses_with(consistent)
         graph.erase_node(node)
     graph.eliminate_dead_code()
 
 
-def _one_of(copies: Mapping[fx.Node, fx.Node], node: fx.Node) -> fx.Node:
-    return copies.get(node, node)
-
-
-def _operator_of(out: Any) -> fx.Node | None:
+def _forward_of(out: Any) -> fx.Node | None:
     """Return attention's forward pass, whose output the backward pass reads."""
     while isinstance(out, fx.Node) and (is_view(out) or out.target in (aten.detach.default, aten.alias.default)):
         out = out.all_input_nodes[0]
     is_result = isinstance(out, fx.Node) and out.target is operator.getitem and is_attention(out.all_input_nodes[0])
     return out.all_input_nodes[0] if is_result else None
-
-
-def _drops(forward: fx.Node) -> bool:
-    """Return whether it has dropout, whose mask another forward pass would not draw again."""
-    read = {**dict(zip(_names(forward.target), forward.args, strict=False)), **forward.kwargs}
-    return bool(read.get("dropout_p"))
 
 
 def _apart(operand: fx.Node, forward: fx.Node, splicer: Splicer) -> fx.Node:
@@ -116,8 +109,8 @@ def _apart(operand: fx.Node, forward: fx.Node, splicer: Splicer) -> fx.Node:
     x, whole = tensor_of(operand), tensor_of(base_of(operand))
     if x is None or whole is None or base_of(operand).op == "placeholder" or hint(whole.numel()) < 2 * hint(x.numel()):
         return operand
-    views, part = [], operand
-    while _elements(part.all_input_nodes[0]) == hint(x.numel()):
+    views, part = [], operand  # the views behind the one that takes a part
+    while (inner := tensor_of(part.all_input_nodes[0])) is not None and hint(inner.numel()) == hint(x.numel()):
         views.insert(0, part)
         part = part.all_input_nodes[0]
     strides = [hint(s) for s in part.meta["val"].stride()]
@@ -128,11 +121,6 @@ def _apart(operand: fx.Node, forward: fx.Node, splicer: Splicer) -> fx.Node:
         for view in views:
             copy = graph.node_copy(view, lambda n, copy=copy, view=view: copy if n is view.all_input_nodes[0] else n)
     return copy
-
-
-def _elements(node: fx.Node) -> int:
-    x = tensor_of(node)
-    return 0 if x is None else hint(x.numel())
 
 
 def _copied(x: Tensor, *, order: tuple[int, ...]) -> Tensor:

@@ -2,7 +2,7 @@
 
     groups = groups_of(x, most=256, multiple=2)       how the elements of x lie and are grouped
     parts = quantize(x, groups, bits=4, random=None)  planes of codes, minima and inverse scales
-    x̂ = dequantize(parts, groups, bits=4, dtype=x.dtype)
+    x̂ = dequantize(*parts, groups=groups, bits=4, dtype=x.dtype)
 
 `has_kernels` tells the devices of the first kind, where ops of `PerGroup`'s kernels are spliced into the graphs. That
 is the CPU: its compiled loops read integers one vector at a time through memory, and take 7 ns for an element of 6
@@ -38,8 +38,8 @@ from ..tensors.packing import GROUP
 from .planes import BLOCK, fold, pack, pack_block, unpack, written
 from .triton_store import writes_triton
 
-GOLDEN = 0.6180339887498949
-LEAST_STEP = 2.0**-100
+GOLDEN = 0.6180339887498949  # whose multiples are spread evenly over [0, 1), wherever they begin
+LEAST_STEP = 2.0**-100  # of a constant group, whose 1 / step is to be finite
 UNKNOWN = 8192  # as Inductor takes it
 
 
@@ -149,23 +149,21 @@ def has_kernels(device: torch.device, dtype: torch.dtype, groups: Groups) -> boo
     return device.type == "cpu" and dtype in KINDS and prod(groups.inner) % GROUP == 0
 
 
-def quantize_by_kernel(
-    xs: Sequence[Tensor], seeds: Tensor | None, forms: Sequence[Form], stochastic: Sequence[bool]
-) -> list[Tensor]:
-    """Return minima, ranges and codes of each of `xs` in one buffer, uint8: those of `PerGroup`, but for ξ.
+def quantize_by_kernel(*inputs: Tensor, forms: Sequence[Form], stochastic: Sequence[bool]) -> list[Tensor]:
+    """Return minima, ranges and codes of each tensor in one buffer, uint8: those of `PerGroup`, but for ξ.
 
     Args:
-        xs: N tensors to save; one call for all saves time.
-        seeds: int64 (N,), of stochastic rounding; None if there is none.
+        inputs: N tensors to save, as one call for all saves time; then, if any is rounded at random, seeds, int64 (N,).
         forms: of their codes.
         stochastic: whether each is rounded at random, or to nearest.
     """
+    xs, seeds = inputs[: len(forms)], inputs[len(forms) :]
     rows = [groups.rows(x).flatten(-2) for x, (groups, _) in zip(xs, forms, strict=True)]
     bits, sizes = [b for _, b in forms], [groups.size for groups, _ in forms]
-    return ops.per_group_quantize_buffers(rows, bits, sizes, seeds, list(stochastic))
+    return ops.per_group_quantize_buffers(rows, bits, sizes, seeds[0] if seeds else None, list(stochastic))
 
 
-def dequantize_by_kernel(buffers: Sequence[Tensor], forms: Sequence[Form], dtype: torch.dtype) -> list[Tensor]:
+def dequantize_by_kernel(*buffers: Tensor, forms: Sequence[Form], dtype: torch.dtype) -> list[Tensor]:
     """Return the tensors that `quantize_by_kernel` gave the buffers of; all are of one dtype."""
     bits, sizes = [b for _, b in forms], [groups.size for groups, _ in forms]
     rows = ops.per_group_dequantize_buffers(list(buffers), bits, sizes, dtype)
@@ -197,7 +195,7 @@ def quantize(x: Tensor, groups: Groups, bits: int, random: Tensor | None) -> tup
     return (*pack(codes, bits, groups.blocks), low, step)
 
 
-def dequantize(parts: Sequence[Tensor], groups: Groups, bits: int, dtype: torch.dtype) -> Tensor:
+def dequantize(*parts: Tensor, groups: Groups, bits: int, dtype: torch.dtype) -> Tensor:
     """Return the tensor that `quantize` gave `parts` of."""
     *planes, low, step = parts
     codes = unpack(planes, bits, groups.blocks)
@@ -211,7 +209,7 @@ def pack_bools(x: Tensor, groups: Groups) -> tuple[Tensor, ...]:
     return (pack_block(rows.to(torch.int32), 1) if groups.blocks else fold(rows.float(), 1),)
 
 
-def unpack_bools(parts: Sequence[Tensor], groups: Groups) -> Tensor:
+def unpack_bools(*parts: Tensor, groups: Groups) -> Tensor:
     """Return the truth values that `pack_bools` packed."""
     return groups.restore(unpack(parts, 1, groups.blocks) > 0.5)
 
@@ -238,10 +236,6 @@ def _order(pattern: Tensor) -> Tensor:
 
 def _bfloat16_below(x: Tensor) -> Tensor:
     """Return a number of bfloat16 at most `x`, float32, less than two units in the last place below; 0 for 0."""
-    return _bfloat16(x - x.abs() * 2.0**-8)
-
-
-def _bfloat16(x: Tensor) -> Tensor:
-    """Round to bfloat16 in the bits of float32: compilers drop a cast to bfloat16 and back inside a kernel."""
-    pattern = x.view(torch.int32)
+    pattern = (x - x.abs() * 2.0**-8).view(torch.int32)
+    # Rounded in the bits of float32: compilers drop a cast to bfloat16 and back inside a kernel.
     return ((pattern + 0x8000) & -0x10000).view(torch.float32)

@@ -132,8 +132,12 @@ def _choose(node: fx.Node, role: Role, table: Table | None, options: CompileOpti
     elements, exact = hint(x.numel()), nbytes_of(node)
     if role is Role.MUTATED:  # saved, it would be another when it is read: anything else is cheaper
         return Choice(role, None, None, 1 << 48, role.value)
-    if role is Role.INTEGER and options.bits is not None:
-        return _choose_integer(node, elements, exact)
+    if role is Role.INTEGER and options.bits is not None:  # as few bytes as their range needs, exactly
+        limit = integers.limit_of(node)
+        width = next((width for width in integers.NARROWED if limit is not None and limit <= 1 << (width - 1)), None)
+        if width is None or elements * width // 8 >= exact:
+            return Choice(role, None, None, exact, role.value)
+        return Choice(role, width, None, elements * width // 8)
     if role is Role.FACTOR:
         # As few as make no group are exact: a level may be far from one number, while of many the errors cancel.
         if table is not None and elements >= max(options.smallest, LEAST_ROW // 2):
@@ -163,15 +167,6 @@ def rounded(node: fx.Node, role: Role, bits: int, options: CompileOptions) -> Ch
         return Choice(role, None, None, exact, "no groups")
     few = elements * bits // 8 + elements // groups.size * parameters
     return Choice(role, bits, groups, few) if few < exact else Choice(role, None, None, exact, "few already")
-
-
-def _choose_integer(node: fx.Node, elements: int, exact: int) -> Choice:
-    """Return the choice of integers: as few bytes as their range needs, exactly."""
-    limit = integers.limit_of(node)
-    width = next((width for width in integers.NARROWED if limit is not None and limit <= 1 << (width - 1)), None)
-    if width is None or elements * width // 8 >= exact:
-        return Choice(Role.INTEGER, None, None, exact, Role.INTEGER.value)
-    return Choice(Role.INTEGER, width, None, elements * width // 8)
 
 
 def place_of(node: fx.Node) -> str:
@@ -321,13 +316,11 @@ def _counting_codes() -> Any:
         return max(choice.nbytes // (2 if fused else 1), 1)
 
     def choose_tensors(*args: Any, **kwargs: Any) -> list[fx.Node]:
-        return [tensor for value in choose(*args, **kwargs) for tensor in _results_of(value)]
+        chosen: list[fx.Node] = []
+        for node in choose(*args, **kwargs):
+            several = isinstance(node.meta.get("val"), tuple | list)  # torch may save an operator: its results, then
+            chosen += [user for user in node.users if user.target is operator.getitem] if several else [node]
+        return chosen
 
     module._size_of, module.choose_saved_values_set = size_in_codes, choose_tensors
     return module
-
-
-def _results_of(node: fx.Node) -> list[fx.Node]:
-    """Return the results of an operator that returns several, else the node: torch may save operators."""
-    several = isinstance(node.meta.get("val"), tuple | list)
-    return [user for user in node.users if user.target is operator.getitem] if several else [node]

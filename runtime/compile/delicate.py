@@ -102,7 +102,11 @@ class Delicate:
         if name is aten.tan:
             return self.is_periodic(node, user)
         if name is aten.pow:
-            return self._is_near_pole_of_power(node, user)
+            base, exponent = user.args[:2]
+            is_polynomial = isinstance(exponent, int | float) and exponent >= 0 and exponent == int(exponent)
+            if base is not node or is_polynomial:
+                return False
+            return self._may_be(node, 0.0) or self.ranges.get(node, ANY)[0] < 0
         if name in _JOINT:
             return all(self._may_be(argument, 0.0) for argument in user.args)
         place, poles = _POLES.get(name, (0, ()))
@@ -137,14 +141,6 @@ class Delicate:
     def _may_be(self, value: Any, pole: float) -> bool:
         lo, hi = self.ranges.get(value, ANY) if isinstance(value, fx.Node) else (float(value), float(value))
         return lo - _AWAY < pole < hi + _AWAY
-
-    def _is_near_pole_of_power(self, node: fx.Node, user: fx.Node) -> bool:
-        base, exponent = user.args[:2]
-        if base is not node:
-            return False
-        if isinstance(exponent, int | float) and exponent >= 0 and exponent == int(exponent):
-            return False
-        return self._may_be(node, 0.0) or self.ranges.get(node, ANY)[0] < 0
 
 
 def is_each(node: fx.Node, user: fx.Node) -> bool:

@@ -284,16 +284,16 @@ def multiplied_with(node: fx.Node, user: fx.Node) -> fx.Node | None:
 def _product(node: fx.Node, known: Mapping[fx.Node, _Product], arguments: Mapping[fx.Node, fx.Node]) -> _Product:
     """Return a gradient as the product of an earlier one: of the earliest, the one before, or itself."""
     for product_of in (known.get, lambda n: _Product(n) if n in known else None):
-        product = _combined(node, product_of, arguments)
+        product = _combine(node, product_of, arguments)
         if product is not None and _fits(node, product):
             return product
     return _Product(node)
 
 
-def _combined(
+def _combine(
     node: fx.Node, product_of: Callable[[Any], _Product | None], arguments: Mapping[fx.Node, fx.Node]
 ) -> _Product | None:
-    """Return what a node makes of the products that its arguments are; None if that is none."""
+    """Return a node's value as a product, computed from those that its arguments are; None if it is no product."""
     name, values = packet(node), list(node.args)
     products = [product_of(v) if isinstance(v, fx.Node) else None for v in values]
     if node.kwargs or name not in _COMBINING:
@@ -314,7 +314,7 @@ def _combined(
     if not _COMBINING[name](of_gradients) or len(gradients) != 1 or len(found) > 1 or None in factors:
         return None
     target = aten.mul.Tensor if name is aten.neg else node.target
-    return _Product(*gradients, factor=_applied(target, *factors), argument=next(iter(found), None))
+    return _Product(*gradients, factor=_apply(target, *factors), argument=next(iter(found), None))
 
 
 # By the operators that make products of products: which of their arguments are.
@@ -344,7 +344,7 @@ def _number(value: Any) -> Any:
 _OF_NUMBERS = {aten.mul: operator.mul, aten.div: operator.truediv, aten.add: operator.add, aten.sub: operator.sub}
 
 
-def _applied(target: Any, *factors: Any) -> Expression:
+def _apply(target: Any, *factors: Any) -> Expression:
     """Return an operator of factors; of numbers a number, where there is one."""
     name = packet_of(target)
     if name is aten.mul and 1.0 in factors:

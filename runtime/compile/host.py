@@ -10,7 +10,6 @@ third or less of the bytes cross the bus. Moved are those that are computed firs
 import operator
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import fx
@@ -39,10 +38,14 @@ def offload(forward: fx.GraphModule, backward: fx.GraphModule, results: int, cod
     chosen = _choose(forward.graph, results, {*codes}, most)
     if not chosen:
         return 0
-    torchs = _of_torch()
+    try:
+        from torch._functorch._activation_offloading.activation_offloading import offload_chosen_sets_async
+    except ImportError as error:
+        needed = "host_memory needs torch 2.13, which has copies to host memory for compiled graphs"
+        raise FewbitError(needed) from error
     for node in chosen:
         _owned(node, backward.graph).meta["saved_for_offloading"] = True
-    torchs.offload_chosen_sets_async(forward, backward)
+    offload_chosen_sets_async(forward, backward)
     _two_at_once(forward.graph, "offload")
     _two_at_once(backward.graph, "reload")
     return sum(map(nbytes_of, chosen))
@@ -96,13 +99,3 @@ def _two_at_once(graph: fx.Graph, kind: str) -> None:
             copy.prepend(waits[i])
         else:
             waits[i].append(copy)
-
-
-def _of_torch() -> Any:
-    try:
-        from torch._functorch._activation_offloading import activation_offloading
-    except ImportError:
-        activation_offloading: Any = None
-    if not hasattr(activation_offloading, "offload_chosen_sets_async"):
-        raise FewbitError("host_memory needs torch 2.13, which has copies to host memory for compiled graphs")
-    return activation_offloading

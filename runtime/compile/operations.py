@@ -33,21 +33,17 @@ def _operations(node: fx.Node) -> float:
     if node.op != "call_function":
         return 0.0
     if is_attention(node):
-        return _of_attention(node)
+        read = (arguments_by_name(node).get(name) for name in ("query", "key"))
+        query, key = (tensor_of(value) if isinstance(value, fx.Node) else None for value in read)
+        if query is None or key is None:
+            return 0.0
+        forward = 4.0 * hint(query.numel()) * hint(key.shape[-2])  # two products, of two operations a term
+        return forward * (_BACKWARD if "backward" in str(node.target) else 1.0)
     count = flop_registry.get(packet(node))
     if count is None:
         return 0.0
     args, kwargs = fx.map_arg((node.args, node.kwargs), _shaped)
     return float(count(*args, **kwargs, out_val=_shaped(node)))
-
-
-def _of_attention(node: fx.Node) -> float:
-    read = arguments_by_name(node)
-    query, key = (tensor_of(read[name]) if isinstance(read.get(name), fx.Node) else None for name in ("query", "key"))
-    if query is None or key is None:
-        return 0.0
-    forward = 4.0 * hint(query.numel()) * hint(key.shape[-2])
-    return forward * (_BACKWARD if "backward" in str(node.target) else 1.0)
 
 
 def _shaped(node: fx.Node) -> Any:

@@ -8,10 +8,16 @@ from torch import fx
 from .nodes import is_pointwise, is_view, tensor_of
 
 
-def last_use(node: fx.Node, order: Mapping[fx.Node, int]) -> fx.Node:
-    """Return the last node that reads the value; `node` itself if only the output does.
+def after_last_use(node: fx.Node, order: Mapping[fx.Node, int]) -> fx.Node:
+    """Return the node before which a value is quantized: behind the kernel that reads it last.
 
-    Through views; and a pointwise operation whose only use is another one reads it there, as compilers fuse them.
+    A value is read through views, too; and a pointwise operation whose only use is another one reads it there, as
+    compilers fuse them. Pointwise operations that follow are in that kernel. What only the output reads is quantized
+    behind its own kernel.
+
+    Args:
+        node: the value.
+        order: places of the graph's nodes.
     """
     last, found = node, [(node, False)]
     while found:
@@ -24,17 +30,25 @@ def last_use(node: fx.Node, order: Mapping[fx.Node, int]) -> fx.Node:
                 found.append((user, is_fused))
             elif is_pointwise(user) and len(user.users) == 1:
                 found.append((user, True))
+    if last.op == "placeholder":
+        return operations(last.graph)
+    last = last.next
+    while _is_in_run(last):
+        last = last.next
     return last
 
 
-def after_run(node: fx.Node) -> fx.Node:
-    """Return the node after `node` and the pointwise operations that follow it, with which a compiler fuses it."""
-    if node.op == "placeholder":
-        return operations(node.graph)
-    node = node.next
-    while _is_in_run(node):
-        node = node.next
-    return node
+def before_first_use(node: fx.Node, order: Mapping[fx.Node, int]) -> fx.Node:
+    """Return the node before which a value is dequantized: the first pointwise one of the kernel that reads it first.
+
+    Args:
+        node: the value.
+        order: places of the graph's nodes.
+    """
+    first = min(node.users, key=order.__getitem__)
+    while _is_in_run(first.prev):
+        first = first.prev
+    return first
 
 
 def _is_in_run(node: fx.Node) -> bool:
@@ -44,13 +58,6 @@ def _is_in_run(node: fx.Node) -> bool:
 def operations(graph: fx.Graph) -> fx.Node:
     """Return the first node after the placeholders, which come before all else."""
     return next(n for n in graph.nodes if n.op != "placeholder")
-
-
-def start_of_run(node: fx.Node) -> fx.Node:
-    """Return the first of the pointwise operations that lead up to `node`, or itself."""
-    while _is_in_run(node.prev):
-        node = node.prev
-    return node
 
 
 def some_placeholder(graph: fx.Graph, device: torch.device) -> fx.Node:

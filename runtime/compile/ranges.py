@@ -142,14 +142,6 @@ def _total(x: Range, *_: Any) -> Range:
     return (0.0 if x[0] >= 0 else -math.inf), (0.0 if x[1] <= 0 else math.inf)
 
 
-def _softplus(x: float) -> float:
-    return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
-
-
-def _logistic(x: float) -> float:
-    return 1 / (1 + math.exp(-x)) if x > -700 else 0.0
-
-
 _FIXED: Mapping[Any, Range] = {
     aten.sin: (-1.0, 1.0),
     aten.cos: (-1.0, 1.0),
@@ -184,10 +176,10 @@ _RULES: Mapping[Any, Callable[..., Range]] = {
     aten.log1p: _monotone(lambda v: -math.inf if v == -1 else math.log1p(v)),
     aten.sqrt: lambda a: _power(a, 0.5),
     aten.rsqrt: lambda a: _power(a, -0.5),
-    aten.sigmoid: _monotone(_logistic),
+    aten.sigmoid: _monotone(lambda v: 1 / (1 + math.exp(-v)) if v > -700 else 0.0),  # exp overflows from 709 on
     aten.tanh: _monotone(math.tanh),
     aten.erf: _monotone(math.erf),
-    aten.softplus: _monotone(_softplus),
+    aten.softplus: _monotone(lambda v: max(v, 0.0) + math.log1p(math.exp(-abs(v)))),  # exp(v) itself may overflow
     aten.maximum: lambda a, b: _clamped(a, b),
     aten.minimum: lambda a, b: _clamped(a, None, b),
     aten.clamp_min: lambda a, b: _clamped(a, b),

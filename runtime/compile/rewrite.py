@@ -16,7 +16,6 @@ from .. import ops
 from ..tensors.table_registry import table_text
 from .codes import (
     Form,
-    Groups,
     dequantize,
     dequantize_by_kernel,
     has_kernels,
@@ -31,7 +30,7 @@ from .factors import arguments_of, multiplied_with
 from .integers import narrowed, widened
 from .nodes import base_of, tensor_of
 from .options import CompileOptions
-from .placing import after_run, last_use, operations, placeholder, some_placeholder, start_of_run
+from .placing import after_last_use, before_first_use, operations, placeholder, some_placeholder
 from .report import SavedTensor
 from .roles import ROUNDED, Role
 from .splice import Splicer
@@ -202,7 +201,7 @@ def _quantize_all(
 ) -> dict[fx.Node, tuple[fx.Node, ...]]:
     """Return the nodes of the parts that each value is saved as, computed right after its last use."""
     order = {node: place for place, node in enumerate(graph.nodes)}
-    calls = _calls(rounded, lambda node: after_run(last_use(node, order)))
+    calls = _calls(rounded, lambda node: after_last_use(node, order))
     at_random = {
         node: options.rounding == "stochastic" and not choice.is_to_nearest for node, choice in rounded.items()
     }
@@ -218,7 +217,7 @@ def _quantize_all(
         choices = [rounded[node] for node in call.nodes]
         if call.by_kernel:
             drawn = tuple(at_random[node] for node in call.nodes)
-            function = partial(_quantize_by_kernel, forms=tuple(map(_form, choices)), stochastic=drawn)
+            function = partial(quantize_by_kernel, forms=tuple(map(_form, choices)), stochastic=drawn)
         else:
             function = _saving(choices[0])
         with graph.inserting_before(call.before):
@@ -240,11 +239,6 @@ def _saving(choice: Choice) -> "partial[tuple[Tensor, ...]]":
 def _form(choice: Choice) -> Form:
     assert choice.groups is not None and choice.bits is not None
     return choice.groups, choice.bits
-
-
-def _quantize_by_kernel(*inputs: Tensor, forms: tuple[Form, ...], stochastic: tuple[bool, ...]) -> list[Tensor]:
-    xs, seeds = inputs[: len(forms)], inputs[len(forms) :]
-    return quantize_by_kernel(xs, seeds[0] if seeds else None, forms, stochastic)
 
 
 def _quantize(x: Tensor, seed: Tensor | None = None, *, form: Form) -> tuple[Tensor, ...]:
@@ -304,17 +298,14 @@ def _dequantize_all(
     placeholders = {node.name: node for node in graph.find_nodes(op="placeholder")}
     order = {node: place for place, node in enumerate(graph.nodes)}
 
-    def place_of(node: fx.Node) -> fx.Node:
-        return start_of_run(min(placeholders[node.name].users, key=order.__getitem__))
-
-    for call in _calls(rounded, place_of):
+    for call in _calls(rounded, lambda node: before_first_use(placeholders[node.name], order)):
         inputs: list[fx.Node] = []
         for node in call.nodes:
             with graph.inserting_before(placeholders[node.name]):
                 inputs += [placeholder(graph, part) for part in parts[node]]
         choices, dtype = [rounded[node] for node in call.nodes], call.nodes[0].meta["val"].dtype
         if call.by_kernel:
-            function = partial(_dequantize_by_kernel, forms=tuple(map(_form, choices)), dtype=dtype)
+            function = partial(dequantize_by_kernel, forms=tuple(map(_form, choices)), dtype=dtype)
         else:
             function = _restoring(choices[0], dtype)
         with graph.inserting_before(call.before):
@@ -330,20 +321,9 @@ def _restoring(choice: Choice, dtype: torch.dtype) -> "partial[Tensor]":
     if choice.role is Role.INTEGER:
         return partial(widened, dtype=dtype)
     if choice.role is Role.BOOLEAN:
-        return partial(_unpack, groups=_form(choice)[0])
-    return partial(_dequantize, form=_form(choice), dtype=dtype)
-
-
-def _dequantize_by_kernel(*buffers: Tensor, forms: tuple[Form, ...], dtype: torch.dtype) -> list[Tensor]:
-    return dequantize_by_kernel(buffers, forms, dtype)
-
-
-def _dequantize(*parts: Tensor, form: Form, dtype: torch.dtype) -> Tensor:
-    return dequantize(parts, *form, dtype)
-
-
-def _unpack(*parts: Tensor, groups: Groups) -> Tensor:
-    return unpack_bools(parts, groups)
+        return partial(unpack_bools, groups=_form(choice)[0])
+    groups, bits = _form(choice)
+    return partial(dequantize, groups=groups, bits=bits, dtype=dtype)
 
 
 def _describe(output: fx.Node, results: int, saved: int) -> None:
@@ -359,10 +339,11 @@ def _row(node: fx.Node, choice: Choice | None, parts: Sequence[fx.Node]) -> Save
     x = tensor_of(node)
     assert x is not None
     is_input = base_of(node).op == "placeholder" and (choice is None or choice.bits is None)
+    lines = re.findall(r'File "(.+?)", line (\d+)', node.meta.get("stack_trace") or "")  # the innermost last
     return SavedTensor(
         name=node.name,
         module=(module_names(node) or ("",))[-1],
-        source=_source(node),
+        source=":".join(lines[-1]) if lines else "",
         shape=tuple(s if isinstance(s, int) else str(s) for s in x.shape),
         dtype=str(x.dtype).removeprefix("torch."),
         role=choice.role.value if choice else Role.OTHER.value,
@@ -372,9 +353,3 @@ def _row(node: fx.Node, choice: Choice | None, parts: Sequence[fx.Node]) -> Save
         reason=choice.reason if choice else "not a value of the forward pass",
         parts=tuple(part.name for part in parts),
     )
-
-
-def _source(node: fx.Node) -> str:
-    """Return the innermost line of code that computed the value, "file:line"."""
-    lines = re.findall(r'File "(.+?)", line (\d+)', node.meta.get("stack_trace") or "")
-    return ":".join(lines[-1]) if lines else ""

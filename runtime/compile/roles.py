@@ -120,15 +120,13 @@ def is_saved_itself(node: fx.Node) -> bool:
 
 
 def is_pinned(node: fx.Node) -> bool:
-    """Return whether a value is to be saved itself, since it takes fewer bytes than its exact operands."""
-    return is_saved_itself(node) and not _is_of_less(node)
+    """Return whether a value is to be saved itself, since it takes fewer bytes than its exact operands.
 
-
-def _is_of_less(node: fx.Node) -> bool:
-    """Return whether a value is made, element by element, of broadcast ones that take less than a bit an element."""
+    Broadcast operands may take less than the value's bit an element, as in losses of all pairs.
+    """
     x = tensor_of(node)
-    if x is None or not is_pointwise(node):
-        return False
+    if x is None or not is_saved_itself(node) or not is_pointwise(node):
+        return is_saved_itself(node)
     size, nbytes, seen, left = hint(x.numel()), 0, {node}, [node]
     while left:
         for value in left.pop().all_input_nodes:
@@ -141,8 +139,8 @@ def _is_of_less(node: fx.Node) -> bool:
             elif is_pointwise(value) or is_view(value):
                 left.append(value)
             else:
-                return False
-    return 8 * nbytes < size
+                return True
+    return 8 * nbytes >= size
 
 
 def classify(graph: fx.Graph, parameters: Collection[fx.Node] = ()) -> dict[fx.Node, Role]:
@@ -276,8 +274,16 @@ def _is_difference(node: fx.Node) -> bool:
 
 def _role_in_gradient(node: fx.Node, user: fx.Node, state: int, facts: Delicate) -> Role:
     """Return the role of `node` where a gradient meets it."""
-    if (role := _argument_role(node, user)) is not None:
-        return Role.NONLINEAR if role is Role.ATTENTION and state & _CURVED else role
+    if is_attention(user):
+        # Queries and keys give the scores again. Values and output enter linearly, in a difference that keys multiply,
+        # whose mean is large: the larger error of rounding at random costs more there than the bias of rounding to
+        # nearest (beside queries and keys of 8 bits Llamas ended .03 and .07 above exact training, or .00 and below).
+        used = argument_names(user, node)
+        if not used or not used <= {"query", "key", "value", "out", "output"}:
+            return Role.STATISTIC
+        if used & {"query", "key"}:
+            return Role.SCORES
+        return Role.NONLINEAR if state & _CURVED else Role.ATTENTION
     name = packet(user)
     if is_pointwise(user) and _leads_to_an_exponential(user):  # the gradient of logcumsumexp is a sum in logarithms
         return Role.EXPONENT
@@ -307,20 +313,6 @@ def _leads_to_an_exponential(node: fx.Node) -> bool:
         return True
     sums = (aten.add, aten.sub, aten.clone, prims.rev, prims.convert_element_type)
     return packet(node) in sums and any(_leads_to_an_exponential(user) for user in node.users)
-
-
-def _argument_role(node: fx.Node, user: fx.Node) -> Role | None:
-    """Return the role that the argument's name tells, for the gradient of attention.
-
-    Queries and keys give the scores again. Values and output enter linearly, in a difference that keys multiply, whose
-    mean is large: there the larger error of rounding at random costs more than the bias of rounding to nearest.
-    """
-    if not is_attention(user):
-        return None
-    used = argument_names(user, node)
-    if not used <= {"query", "key", "value", "out", "output"}:
-        return Role.STATISTIC
-    return Role.SCORES if used & {"query", "key"} else Role.ATTENTION if used else Role.STATISTIC
 
 
 def _state_after(node: fx.Node, user: fx.Node, state: int, facts: Delicate) -> "int | Role | None":

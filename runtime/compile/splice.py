@@ -34,7 +34,11 @@ class Splicer:
             function: a function of tensors with hashable keyword arguments; it returns a tensor or a tuple of them.
             inputs: nodes whose values are tensors.
         """
-        traced = self._trace(function, [node.meta["val"] for node in inputs])
+        values = [node.meta["val"] for node in inputs]
+        key = (function.func, tuple(sorted(function.keywords.items())), *map(_form, values))
+        if key not in self._traced:
+            self._traced[key] = _traced(function, values)
+        traced = self._traced[key]
         copies = dict(zip(traced.graph.find_nodes(op="placeholder"), inputs, strict=True))
         for node in traced.graph.nodes:
             if node.op == "output":
@@ -44,12 +48,6 @@ class Splicer:
                 copies[node] = copy = graph.node_copy(node, copies.__getitem__)
                 copy.meta = {key: node.meta[key] for key in ("val", "tensor_meta") if key in node.meta}
         raise AssertionError("a graph ends with its output")
-
-    def _trace(self, function: "partial[Any]", values: list[Tensor]) -> fx.GraphModule:
-        key = (function.func, tuple(sorted(function.keywords.items())), *map(_form, values))
-        if key not in self._traced:
-            self._traced[key] = _traced(function, values)
-        return self._traced[key]
 
 
 def _form(x: Tensor) -> Hashable:

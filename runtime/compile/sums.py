@@ -41,7 +41,10 @@ def sum_again(backward: fx.Graph, saved: Sequence[fx.Node], rounded: Collection[
         again, total = names.get(powers.name) if powers else None, names.get(node.name)
         if again not in following or again is None or x is None or total is None or total.op != "placeholder":
             continue
-        users = [user for user in total.users if _divides_by(user, total) and order[user] > order[again]]
+        divided = [
+            u for u in total.users if packet(u) is aten.div and u.args[1:] == (total,) and u.args[0] is not total
+        ]
+        users = [user for user in divided if order[user] > order[again]]
         if not users:
             continue
         summed = partial(_summed, dimensions=_summed_dimensions(node), dtype=x.dtype)
@@ -49,10 +52,6 @@ def sum_again(backward: fx.Graph, saved: Sequence[fx.Node], rounded: Collection[
             (new,) = splicer.splice(backward, summed, again, total)
         for user in users:
             user.args = (user.args[0], new)
-
-
-def _divides_by(user: fx.Node, total: fx.Node) -> bool:
-    return packet(user) is aten.div and len(user.args) == 2 and user.args[1] is total and user.args[0] is not total
 
 
 def _summed(x: Tensor, exact: Tensor, *, dimensions: tuple[int, ...], dtype: torch.dtype) -> Tensor:

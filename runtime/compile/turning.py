@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from .. import ops
 from .cut import Choice
 from .nodes import tensor_of
-from .placing import after_run, last_use, operations, placeholder, some_placeholder, start_of_run
+from .placing import after_last_use, before_first_use, operations, placeholder, some_placeholder
 from .rotated import Rotation, dequantize, quantize
 from .splice import Splicer
 
@@ -40,7 +40,7 @@ def quantize_turned(
     order = {node: place for place, node in enumerate(graph.nodes)}
     offsets = _offsets(turned)
     parts: dict[fx.Node, tuple[fx.Node, ...]] = {}
-    for before, nodes in _calls(turned, lambda node: after_run(last_use(node, order))):
+    for before, nodes in _calls(turned, lambda node: after_last_use(node, order)):
         forms = tuple(map(_form, map(turned.__getitem__, nodes)))
         function = partial(quantize, forms=forms, offsets=tuple(offsets[node] for node in nodes))
         with graph.inserting_before(before):
@@ -76,10 +76,7 @@ def dequantize_turned(
         with graph.inserting_before(placeholders[saved[0].name]):
             keys = {device: placeholder(graph, key) for device, key in keys.items()}
 
-    def place_of(node: fx.Node) -> fx.Node:
-        return start_of_run(min(placeholders[node.name].users, key=order.__getitem__))
-
-    for before, nodes in _calls(turned, place_of):
+    for before, nodes in _calls(turned, lambda node: before_first_use(placeholders[node.name], order)):
         read: list[list[fx.Node]] = []
         for node in nodes:
             with graph.inserting_before(placeholders[node.name]):

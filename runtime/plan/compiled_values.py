@@ -220,7 +220,7 @@ def _back(x: Tensor, choice: Choice) -> Tensor:
     random = None
     if not choice.is_to_nearest:
         random = torch.rand([*groups.rows(x).shape[:-1], 1], device=x.device)
-    return dequantize(quantize(x, groups, bits, random), groups, bits, x.dtype)
+    return dequantize(*quantize(x, groups, bits, random), groups=groups, bits=bits, dtype=x.dtype)
 
 
 def _tensors(results: Any) -> list[Tensor]:

@@ -26,7 +26,7 @@ def random_of(x, groups, seed=0):
 
 def there_and_back(x, bits, random=None, most=256):
     groups = groups_of(x, most, 8)
-    return dequantize(quantize(x, groups, bits, random), groups, bits, x.dtype)
+    return dequantize(*quantize(x, groups, bits, random), groups=groups, bits=bits, dtype=x.dtype)
 
 
 class TestGroups:
@@ -125,22 +125,18 @@ class TestBlocks:
         for random in (None, random_of(x, halves)):
             by_halves, by_blocks = (quantize(x, groups, bits, random) for groups in (halves, blocks))
             assert sum(p.nbytes for p in by_halves) == sum(p.nbytes for p in by_blocks)
-            backs = [dequantize(by_halves, halves, bits, x.dtype), dequantize(by_blocks, blocks, bits, x.dtype)]
-            assert torch.equal(*backs)
-
-    def test_hold_truth_values(self):
-        x = torch.rand(2, 64, 8, 8) > 0.3
-        groups = replace(groups_of(x, 2048, 8), blocks=True)
-        parts = pack_bools(x, groups)
-        assert sum(p.nbytes for p in parts) == x.numel() // 8
-        assert torch.equal(unpack_bools(parts, groups), x)
+            one, other = (
+                dequantize(*parts, groups=groups, bits=bits, dtype=x.dtype)
+                for parts, groups in ((by_halves, halves), (by_blocks, blocks))
+            )
+            assert torch.equal(one, other)
 
 
-class TestBools:
-    @pytest.mark.parametrize("layout", LAYOUTS)
-    def test_come_back_from_a_bit_each(self, layout):
-        x = LAYOUTS[layout](torch.rand(2, 64, 8, 8)) > 0.3
-        groups = groups_of(x, 2048, 8)
-        parts = pack_bools(x, groups)
-        assert sum(p.numel() for p in parts) == x.numel() // 8
-        assert torch.equal(unpack_bools(parts, groups), x)
+@pytest.mark.parametrize("blocks", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_truth_values_come_back_from_a_bit_each(layout, blocks):
+    x = LAYOUTS[layout](torch.rand(2, 64, 8, 8)) > 0.3
+    groups = replace(groups_of(x, 2048, 8), blocks=blocks)
+    parts = pack_bools(x, groups)
+    assert sum(p.nbytes for p in parts) == x.numel() // 8
+    assert torch.equal(unpack_bools(*parts, groups=groups), x)
