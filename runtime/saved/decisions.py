@@ -52,13 +52,14 @@ class _Decision:
         """Return the record of a value, whose integers lie between 0 and `most`, if that is given."""
         if not isinstance(value, Tensor):
             return cls(function, value)
-        part = value.detach()
+        own = part = value.detach()
         if part.dtype == torch.bool:
             part = part if is_abstract(part) else pack_mask(part)
         elif most is not None:  # a bound of the integers, without a look at them
             narrow = ((torch.uint8, 1 << 8), (torch.int16, 1 << 15), (torch.int32, 1 << 31))
             part = part.to(next((dtype for dtype, size in narrow if most < size), part.dtype))
-        return cls(function, part.clone() if part is value.detach() else part, value.shape, value.dtype)
+        part = part.clone() if part is own else part  # the call may change its own in place
+        return cls(function, part, value.shape, value.dtype)
 
     @property
     def nbytes(self) -> int:
@@ -99,7 +100,8 @@ class Deciding(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in _SMOOTH or getattr(func, "__name__", "") == "__get__" or _is_ours(sys._getframe(1)):
+        is_ours = sys._getframe(1).f_globals.get("__name__", "").startswith(_OURS)
+        if is_ours or func in _SMOOTH or getattr(func, "__name__", "") == "__get__":
             return func(*args, **kwargs)
         if self.again is None:
             with _Operators(self):  # kept, it would be a cycle, which keeps a block's codes until it is collected
@@ -127,31 +129,18 @@ class Deciding(TorchFunctionMode):
             value = value() if callable(value) else value
             self._decisions.append(_Decision.of(function, value, most))
             return value
-        decision = self._next(function)
-        if shape is not None and decision.shape != shape:
-            raise self._differs(function)
-        return decision.value()
-
-    def _next(self, function: str) -> _Decision:
         decision = next(self._left, None)
-        if decision is None or decision.function != function:
-            raise self._differs(function)
-        return decision
-
-    def _differs(self, function: str) -> FewbitError:
-        return FewbitError(
-            f"fewbit.checkpoint: when a block was computed again, it called {function} another number of times or on "
-            "other shapes, so it cannot be computed again: choose `blocks` without it"
-        )
+        if decision is None or decision.function != function or shape not in (None, decision.shape):
+            raise FewbitError(
+                f"fewbit.checkpoint: when a block was computed again, it called {function} another number of times or "
+                "on other shapes, so it cannot be computed again: choose `blocks` without it"
+            )
+        return decision.value()
 
 
 # Our own code decides by the codes that it saves, not by the numbers of a model.
 _RUNTIME = __name__.removesuffix(".saved.decisions")
 _OURS = tuple(f"{_RUNTIME}.{part}" for part in ("quantizers", "backends", "tensors", "ops", "saved"))
-
-
-def _is_ours(frame: Any) -> bool:
-    return frame.f_globals.get("__name__", "").startswith(_OURS)
 
 
 _DETACH = torch.ops.aten.detach.default

@@ -423,6 +423,7 @@ DECIDING: dict[str, Callable[[Tensor], Tensor]] = {
     "cummax": lambda h: h.cummax(-1).values,
     "argmax": lambda h: h * F.one_hot(h.argmax(-1), WIDTH),
     "bucketize": lambda h: h * torch.bucketize(h, torch.linspace(-1, 1, 5)),
+    "integers that are changed in place": lambda h: h * (4 * h.detach()).long().add_(3),
     "unique": lambda h: h * torch.unique(h.detach().round()).numel(),
     "max_pool1d": lambda h: F.max_pool1d(h, 2).repeat_interleave(2, -1),
     "adaptive_max_pool2d": lambda h: h * F.adaptive_max_pool2d(h[None], 4)[0].repeat(h.shape[0] // 4, WIDTH // 4),
