@@ -80,7 +80,10 @@ class Call:
     def is_exact(self) -> bool:
         """Whether all its floating-point numbers, if there are any, are the same both times."""
         exact = self.mode.exact
-        return all(isinstance(t, nn.Parameter) or _memory(t) in exact for t in self.tensors())
+        return all(
+            isinstance(t, nn.Parameter) or (t.layout == torch.strided and t.untyped_storage()._cdata in exact)
+            for t in self.tensors()
+        )
 
     def tensors(self) -> list[Tensor]:
         """Return the tensors of floating-point and complex numbers among the arguments."""
@@ -125,7 +128,3 @@ class Call:
         """Let `value` be what the operation saves of one of several arguments, before `move` of the last."""
         if self.mode.again is not None:
             self.mode.again.replace(x, value, copied=False)
-
-
-def _memory(x: Tensor) -> int | None:
-    return x.untyped_storage()._cdata if x.layout == torch.strided else None

@@ -18,7 +18,7 @@ gradient:
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from math import inf, isfinite, nan
 from typing import Any
 
@@ -30,7 +30,7 @@ from ..layers.batch_norm import FEWEST
 
 # ---- functions -------------------------------------------------------------------------------------------------------
 
-# Losses and linear algebra: see `_is_exact`.
+# Losses and linear algebra: see `_rule`.
 _POLES = frozenset(
     (
         *("reciprocal", "rsqrt", "sqrt", "cumprod", "prod", "std", "norm", "renorm", "dist", "cdist", "pdist", "hypot"),
@@ -149,12 +149,9 @@ def _plain_name(name: str) -> str:
 @cache
 def _rule(name: str) -> Rule:
     """Return the rule of a function whatever its arguments."""
-    return Rule(name, _is_exact(name), sides=_SIDES.get(name))
-
-
-def _is_exact(name: str) -> bool:
     loss = name.endswith("_loss") or "cross_entropy" in name or name == "kl_div"
-    return name in _POLES or name in _CHOICES or loss or name.startswith(("linalg_", "special_"))
+    exact = name in _POLES or name in _CHOICES or loss or name.startswith(("linalg_", "special_"))
+    return Rule(name, exact, sides=_SIDES.get(name))
 
 
 # ---- rules that depend on arguments ----------------------------------------------------------------------------------
@@ -214,7 +211,8 @@ def _of_clamp(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Rule
     high = _argument(args, kwargs, 1 if name == "clamp_max" else 2, "max")
     if isinstance(low, Tensor) or isinstance(high, Tensor):
         return Rule(name, exact=True)  # their gradients compare three tensors
-    return Rule(name, sides=_up_to(-inf if low is None else float(low), inf if high is None else float(high)))
+    low, high = -inf if low is None else float(low), inf if high is None else float(high)
+    return Rule(name, sides=Sides((lambda x: (x >= low) & (x <= high),), (_inside(low, high), nan)))
 
 
 def _of_hardtanh(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Rule:
@@ -224,12 +222,12 @@ def _of_hardtanh(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> R
 
 def _of_shrink(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Rule:
     bound = float(_argument(args, kwargs, 1, "lambd", default=0.5))
-    return Rule(name, sides=Sides((partial(_is_up_to, -bound, bound),), (0.0, inf)))
+    return Rule(name, sides=Sides((lambda x: (x >= -bound) & (x <= bound),), (0.0, inf)))
 
 
 def _of_threshold(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Rule:
     bound = float(_argument(args, kwargs, 1, "threshold"))
-    return Rule(name, sides=Sides((partial(_at_most, bound),), (bound, inf)))
+    return Rule(name, sides=Sides((lambda x: x <= bound,), (bound, inf)))
 
 
 _READERS: Mapping[str, Callable[[str, Sequence[Any], Mapping[str, Any]], Rule]] = {
@@ -255,47 +253,18 @@ def _inside(low: float, high: float) -> float:
     return low + 1 + abs(low) if isfinite(low) else high - 1 - abs(high) if isfinite(high) else 0.0
 
 
-def _is_between(low: float, high: float, x: Tensor) -> Tensor:
-    return (x > low) & (x < high)
-
-
-def _is_up_to(low: float, high: float, x: Tensor) -> Tensor:
-    return (x >= low) & (x <= high)
-
-
-def _at_most(bound: float, x: Tensor) -> Tensor:
-    return x <= bound
-
-
-def _not_above_zero(x: Tensor) -> Tensor:
-    return ~(x > 0)
-
-
-def _is_positive(x: Tensor) -> Tensor:
-    return x > 0
-
-
-def _is_negative(x: Tensor) -> Tensor:
-    return x < 0
-
-
 def _between(low: float, high: float) -> Sides:
     """Return the sides of a gradient that flows strictly between two bounds."""
-    return Sides((partial(_is_between, low, high),), (_inside(low, high), high))
-
-
-def _up_to(low: float, high: float) -> Sides:
-    """Return the sides of a gradient that asks what lies between two bounds, or on them."""
-    return Sides((partial(_is_up_to, low, high),), (_inside(low, high), nan))
+    return Sides((lambda x: (x > low) & (x < high),), (_inside(low, high), high))
 
 
 # relu passes the gradient of NaN on as of positive numbers, leaky_relu and rrelu do not.
 _SIDES: Mapping[str, Sides] = {
-    "relu": Sides((partial(_at_most, 0.0),), (-1.0, 1.0)),
-    **dict.fromkeys(("leaky_relu", "rrelu"), Sides((_not_above_zero,), (-1.0, 1.0))),
+    "relu": Sides((lambda x: x <= 0,), (-1.0, 1.0)),
+    **dict.fromkeys(("leaky_relu", "rrelu"), Sides((lambda x: ~(x > 0),), (-1.0, 1.0))),
     "relu6": _between(0.0, 6.0),
     "hardsigmoid": _between(-3.0, 3.0),
-    **dict.fromkeys(("abs", "absolute"), Sides((_is_positive, _is_negative), (1.0, -1.0, 0.0))),
+    **dict.fromkeys(("abs", "absolute"), Sides((lambda x: x > 0, lambda x: x < 0), (1.0, -1.0, 0.0))),
 }
 
 # ---- histories -------------------------------------------------------------------------------------------------------
@@ -357,18 +326,13 @@ def _is_of_parameters(node: Any, left: list[int]) -> bool:
     known = node.metadata.get(_TOKEN)
     if known is None:
         left[0] -= 1
-        known = left[0] > 0 and node.name() not in _OF_DATA and _has_parameters_alone(node, left)
+        inputs = [parent for parent, _ in node.next_functions if parent is not None]
+        known = left[0] > 0 and bool(inputs) and node.name() not in _OF_DATA
+        known = known and all(_is_of_parameters(parent, left) for parent in inputs)
+        if known and len(inputs) < len(node.next_functions) and node.name() not in _WITH_VECTORS:  # a constant operand
+            known = node.name() in _BY_ELEMENTS and _numel(node) <= max(map(_numel, inputs))
         node.metadata[_TOKEN] = known
     return known
-
-
-def _has_parameters_alone(node: Any, left: list[int]) -> bool:
-    inputs = [parent for parent, _ in node.next_functions if parent is not None]
-    if not inputs or not all(_is_of_parameters(parent, left) for parent in inputs):
-        return False
-    if len(inputs) == len(node.next_functions) or node.name() in _WITH_VECTORS:
-        return True
-    return node.name() in _BY_ELEMENTS and _numel(node) <= max(map(_numel, inputs))
 
 
 def _numel(node: Any) -> int:

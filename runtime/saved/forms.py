@@ -146,8 +146,8 @@ class Signed:
     positive: Tensor
 
     @classmethod
-    def of(cls, x: Tensor, codes: "View | Exact") -> "Signed | View | Exact":
-        """Return `codes` with the signs of `x`, if they may have lost them."""
+    def of(cls, x: Tensor, codes: "View | Exact") -> "Signed":
+        """Return `codes` of `x` with its signs."""
         if is_abstract(x):
             return cls(codes, x.new_empty(packed_size(x.numel(), 1), dtype=torch.uint8))
         return cls(codes, pack_mask(x.detach() > 0))

@@ -131,15 +131,14 @@ class Inputs:
 
         An object that is given several times is one again: attention asks whether its query is its key.
         """
-        if id(x) not in self._seen:
-            self._seen[id(x)] = self._saved_once(x)
-        return self._seen[id(x)]
-
-    def _saved_once(self, x: Tensor) -> Any:
+        if id(x) in self._seen:
+            return self._seen[id(x)]
+        start = len(self.tensors)
         if not _is_rounded(x) or isinstance(self._saver, ExactSaver):
             self.tensors.append(x)
             self.exact.append(x)
-            return _Input(len(self.tensors) - 1)
+            self._seen[id(x)] = _Input(start)
+            return self._seen[id(x)]
         found = self._shared.found(x)
         if found is None:
             with torch.no_grad():
@@ -150,9 +149,9 @@ class Inputs:
             self._shared.note(x, form, own)
         else:
             form, own = found
-        start = len(self.tensors)
         self.tensors += own
-        return _Codes(start, len(self.tensors), form, x.stride())
+        self._seen[id(x)] = _Codes(start, len(self.tensors), form, x.stride())
+        return self._seen[id(x)]
 
 
 def _is_rounded(x: Tensor) -> bool:

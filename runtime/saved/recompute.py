@@ -111,7 +111,7 @@ class _Frame:
         self.is_complete = False
         self._task: int | None = None  # the backward pass for which it was computed again last
         self._state = _State.now(inputs.tensors)
-        self._held = _hold(inputs.tensors)
+        self._held = hold(inputs.tensors)
         self._lent = inputs.lent
         lent = [one.tensor for one in inputs.lent]
         self.exact = frozenset(t.untyped_storage()._cdata for t in (*inputs.exact, *lent) if has_storage(t))
@@ -147,7 +147,13 @@ class _Frame:
     def _unpack(self, holder: _Holder) -> Tensor:
         task = torch._C._current_graph_task_id()  # the test of torch's own checkpoint; −1 outside of a backward pass
         if holder.value is None or task != self._task:
-            self._compute_again()
+            again = _Again(self)
+            deciding = Deciding(self.decisions, self.exact, again) if self.decides else _FillingFirst(again)
+            with self._state.again(), _same_statistics(self.block), torch.enable_grad():
+                args, keywords = restored(self.form, self._held(), {})
+                with saved_tensors_hooks(again.pack, lambda x: x), deciding, suppress(_Stop):
+                    self.function(*args, **keywords)
+            again.check()
             self._task = task
         value, holder.value = holder.value, None
         assert value is not None
@@ -156,20 +162,6 @@ class _Frame:
                 if (other := reference()) is not None:
                     other.value = None
         return value
-
-    def _compute_again(self) -> None:
-        again = _Again(self)
-        deciding = Deciding(self.decisions, self.exact, again) if self.decides else _FillingFirst(again)
-        hooks = saved_tensors_hooks(again.pack, _same)
-        with self._state.again(), _same_statistics(self.block), torch.enable_grad():
-            args, keywords = restored(self.form, self._held(), {})
-            with hooks, deciding, suppress(_Stop):
-                self.function(*args, **keywords)
-        again.check()
-
-
-def _same(x: Tensor) -> Tensor:
-    return x
 
 
 class _Again:
@@ -236,8 +228,6 @@ class _Again:
 
 
 class _Hold(torch.autograd.Function):
-    """Saves tensors under the hooks in force: an outer checkpoint's, or those of a profile."""
-
     @staticmethod
     def forward(ctx: Any, _: Tensor, *tensors: Tensor) -> Tensor:
         ctx.save_for_backward(*tensors)
@@ -248,8 +238,8 @@ class _Hold(torch.autograd.Function):
         raise AssertionError("no gradient flows here")
 
 
-def _hold(tensors: Sequence[Tensor]) -> Callable[[], Sequence[Tensor]]:
-    """Return a function that returns the tensors, as often as it is called."""
+def hold(tensors: Sequence[Tensor]) -> Callable[[], Sequence[Tensor]]:
+    """Save tensors under the hooks in force, an outer checkpoint's or those of a profile; return what returns them."""
     if not tensors:
         return lambda: ()
     # The result too: until torch 2.12 a node frees what it saved when the last tensor that leads to it is gone.

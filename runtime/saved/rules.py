@@ -62,7 +62,8 @@ def _integers(call: Call) -> Any:
     for output in decided:
         _put(call, output, most)
     if call.name in _POOLING and call.is_again:
-        _take(outputs[0], call.x, outputs[1], _POOLING[call.name])
+        (values, indices), dims = outputs[:2], _POOLING[call.name]
+        values.copy_(call.x.flatten(-dims).gather(-1, indices.flatten(-dims)).view(indices.shape))
     return result
 
 
@@ -71,10 +72,6 @@ _POOLING = {
     **dict.fromkeys(("max_pool2d_with_indices", "adaptive_max_pool2d", "fractional_max_pool2d"), 2),
     **dict.fromkeys(("max_pool3d_with_indices", "adaptive_max_pool3d", "fractional_max_pool3d"), 3),
 }
-
-
-def _take(values: Tensor, x: Tensor, indices: Tensor, dims: int) -> None:
-    values.copy_(x.flatten(-dims).gather(-1, indices.flatten(-dims)).view(indices.shape))
 
 
 _BY_INDEX = frozenset(("topk", "kthvalue", "mode", "sort", "max", "min", "median", "nanmedian", "cummax", "cummin"))

@@ -55,12 +55,6 @@ class Chooser(Protocol):
         ...
 
 
-# ---- what is saved ---------------------------------------------------------------------------------------------------
-
-
-# ---- the store -------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class Store:
     """What the hooks of one context have saved.
@@ -190,12 +184,11 @@ class Store:
 
     def _entry_with(self, core: Tensor, x: Tensor) -> Entry | None:
         """Return a block that holds `core`, which is `x` without repeats."""
-        entries = self.entries.get(x.untyped_storage()._cdata)
+        entries = self._entries_of(x.untyped_storage()._cdata)
         if not entries:
             return None
         end = _end(core)
-        found = (reference() for reference in entries)
-        return next((entry for entry in found if entry is not None and entry.holds(core, end)), None)
+        return next((entry for entry in entries if entry.holds(core, end)), None)
 
     def _entries_of(self, storage: int) -> list[Entry]:
         found = (reference() for reference in self.entries.get(storage, ()))

@@ -19,7 +19,7 @@ from torch.compiler import is_compiling
 
 from ..layers.base import check_first_derivative
 from ..tensors.abstract import is_abstract
-from .recompute import Settings, device_of
+from .recompute import Settings, device_of, hold
 
 # As chunks of a loss: below that many rows a product is bound by reading its weight.
 FEWEST = 256
@@ -51,42 +51,18 @@ def _forward(module: nn.Module, *args: Any, **keywords: Any) -> Any:
     size = tile_size(module, tokens, x.shape[-1])
     if size >= tokens or not (x.requires_grad or parameters):
         return function(x)
-    return _Tiles.apply(function, size, _Input(x), x, *parameters)
-
-
-class _Input:
-    """Saves a tensor under the hooks in force, before the tiles are computed.
-
-    A block around them that is computed again ends its second call where it saves its last tensor: were x saved after
-    the tiles, as `save_for_backward` does, they would be computed once more for nothing.
-    """
-
-    def __init__(self, x: Tensor) -> None:
-        # The result too: until torch 2.12 a node frees what it saved when the last tensor that leads to it is gone.
-        self._result = _Saved.apply(torch.empty(0, requires_grad=True), x)
-
-    def tensor(self) -> Tensor:
-        """Return the tensor."""
-        (x,) = self._result.grad_fn.saved_tensors  # pyright: ignore
-        return x
-
-
-class _Saved(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, _: Tensor, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return torch.empty(0)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        raise AssertionError("no gradient flows here")
+    # A block around the tiles that is computed again ends its second call where it saves its last tensor: were x saved
+    # after them, as `save_for_backward` does, they would be computed once more for nothing.
+    return _Tiles.apply(function, size, hold((x,)), x, *parameters)
 
 
 class _Tiles(torch.autograd.Function):
-    """f, rows of a tile, the saved input, x, parameters -> f(x)."""
+    """f, rows of a tile, what returns the saved input, x, parameters -> f(x)."""
 
     @staticmethod
-    def forward(ctx: Any, function: Any, size: int, saved: _Input, x: Tensor, *parameters: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, function: Any, size: int, saved: Callable[[], Sequence[Tensor]], x: Tensor, *parameters: Tensor
+    ) -> Tensor:
         """Return f(x), computed tile by tile."""
         ctx.function, ctx.size, ctx.saved = function, size, saved
         ctx.parameters, ctx.settings = parameters, Settings.now(device_of((x,)))  # it draws no random numbers
@@ -104,7 +80,7 @@ class _Tiles(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         """Return the gradients of x and of the parameters, of one tile after the other."""
         check_first_derivative()
-        x, of_result = ctx.saved.tensor(), grads[0].reshape(1, -1, grads[0].shape[-1])
+        (x,), of_result = ctx.saved(), grads[0].reshape(1, -1, grads[0].shape[-1])
         rows, wanted = x.reshape(1, -1, x.shape[-1]), ctx.needs_input_grad[3]
         of_rows = torch.empty_like(rows) if wanted else None
         sums: list[Tensor | None] = [None] * len(ctx.parameters)
@@ -112,9 +88,10 @@ class _Tiles(torch.autograd.Function):
             found = _gradients(ctx, rows[:, tile].detach().requires_grad_(wanted), of_result[:, tile])
             if of_rows is not None:
                 of_rows[:, tile] = found.pop(0)
-            for i in range(len(sums)):
-                sums[i] = _added(sums[i], found[i])
-                found[i] = None
+            for i, total in enumerate(sums):
+                if found[i] is not None:
+                    sums[i] = found[i] if total is None else total.add_(found[i])
+                found[i] = None  # before the next is added
         return None, None, None, None if of_rows is None else of_rows.view(x.shape), *sums
 
 
@@ -124,10 +101,6 @@ def _gradients(ctx: Any, x: Tensor, of_result: Tensor) -> list[Any]:
         result = ctx.function(x)
     asked: Sequence[Tensor] = (*([x] if x.requires_grad else ()), *ctx.parameters)
     return [*torch.autograd.grad(result, asked, of_result, allow_unused=True)]
-
-
-def _added(total: Tensor | None, x: Tensor | None) -> Tensor | None:
-    return x if total is None else total if x is None else total.add_(x)
 
 
 def _tiles(rows: Tensor, size: int) -> Iterator[slice]:

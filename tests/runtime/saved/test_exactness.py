@@ -91,8 +91,7 @@ def test_signs_survive_where_the_gradient_jumps(function):
     exact, found = gradient(function, x), gradient(function, x, compress_saved_tensors(PerGroup(3)))
     assert (found - exact).abs().max() < 0.6 * exact.abs().max()
     assert bytes_of(function, x, compress_saved_tensors(PerGroup(3))) < 0.2 * bytes_of(function, x)
-    with_sign = F.prelu(x * 1.0, torch.full((1,), -0.5)) if function is not F.selu else None
-    if with_sign is not None:
+    if function is not F.selu:
         near = x.detach().abs() < 0.02  # where 3 bits would flip half of the signs
         assert torch.allclose(found[near], exact[near], atol=0.3 * float(exact.abs().max()))
 
