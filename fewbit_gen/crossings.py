@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from .effort import check
 from .moments import Moments
+from .repeats import repeated
 
 Vector = NDArray[np.float64]
 
@@ -74,8 +75,7 @@ def _expand(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Return, for each crossing of a threshold within a cell: cell, threshold, code before and after."""
     steps = np.abs(last - first)
-    cell = np.repeat(np.arange(first.size), steps)
-    nth = np.arange(cell.size) - np.repeat(np.cumsum(steps) - steps, steps)
+    cell, nth = repeated(steps)
     up = last[cell] > first[cell]
     before = np.where(up, first[cell] + nth, first[cell] - nth)
     after = np.where(up, before + 1, before - 1)

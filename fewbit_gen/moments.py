@@ -20,6 +20,7 @@ from ..tables.errors import FewbitError
 from .activations import Activation
 from .effort import check
 from .grid import UNSEEN, evaluate_derivative, quadrature, resolved_grid
+from .monge import prefix
 from .weights import Weight
 
 Vector = NDArray[np.float64]
@@ -81,10 +82,9 @@ class Moments:
             centre = float((derivative * mass).sum() / total)
             moments = _cell_moments(derivative - centre, mass)
             spread = float(np.abs(derivative - centre).max())
-            sums = _sums(moments)
-        prefix = np.concatenate([np.zeros((3, 1)), sums], axis=1)
+            sums = prefix(moments)  # in extended precision where there is some: solvers take their differences
         spread = spread if np.isfinite(spread) else float(np.abs(derivative).max())
-        return Moments(activation, weight, edges, centre, moments, prefix, unseen, spread, two_sided)
+        return Moments(activation, weight, edges, centre, moments, sums, unseen, spread, two_sided)
 
     @cached_property
     def cell_ends(self) -> Vector:
@@ -147,18 +147,13 @@ class Moments:
     @cached_property
     def _suffix(self) -> Vector:
         """(3, n + 1) the integrals from every edge to the last."""
-        return np.concatenate([_sums(self.cells[:, ::-1])[:, ::-1], np.zeros((3, 1))], axis=1)
+        return prefix(self.cells[:, ::-1])[:, ::-1]
 
     def _from(self, points: Vector) -> Vector:
         """Return (3, n) W, FW and F² from every point to the last edge."""
         cell = np.clip(np.searchsorted(self.edges, points, side="left") - 1, 0, self.edges.size - 2)
         x, dx = quadrature(points, self.edges[cell + 1], 8)
         return self._suffix[:, cell + 1] + _cell_moments(self.centred(x), self.weight.density(x) * dx)
-
-
-def _sums(cells: Vector) -> Vector:
-    """Return cumulative sums, in extended precision where the machine supports it: solvers take their differences."""
-    return np.cumsum(cells, axis=1, dtype=np.longdouble).astype(np.float64)
 
 
 def _in_pieces(function: Callable[[Vector], Vector], x: Vector, size: int) -> Vector:

@@ -26,6 +26,7 @@ from .activations import parse_activation
 from .crossings import cut_by_values
 from .lower_bound.cells import Cells, interval_cells, shared_cells
 from .moments import Moments
+from .repeats import repeated
 from .solver import problem_moments
 from .weights import parse_weight
 
@@ -222,8 +223,7 @@ def _divided(layer: _Layer, found: _Bounds, alive: float, loss: float, narrowest
     """Return the mesh with cells divided that stay below `alive` and lose more than `loss`."""
     wide = (found.through < alive) & (found.loss > loss) & (np.diff(layer.edges) >= 4 * narrowest)
     parts = np.where(wide, np.where(found.loss > _FINER * loss, 4, 2), 1)
-    cell = np.repeat(np.arange(parts.size), parts)
-    nth = np.arange(cell.size) - np.repeat(np.cumsum(parts) - parts, parts)
+    cell, nth = repeated(parts)
     begin = layer.edges[cell] + np.diff(layer.edges)[cell] * (nth / parts[cell])
     return _Layer(np.append(begin, layer.edges[-1]), found.slope[cell])
 
@@ -333,7 +333,7 @@ def _line(moments: Moments, table: Table, extremes: Vector) -> _Line:
         inner, cells_of = np.append(_turns(moments), moments.activation.kinks), partial(interval_cells, moments)
     else:
         low, high = moments.centred(extremes) + centre
-        inner, cells_of = np.empty(0), partial(_cells_by_value, moments)
+        inner, cells_of = np.empty(0), lambda points: shared_cells(moments, points - moments.centre)
         room = _ROUNDED * max(abs(low), abs(high))
         if stochastic:  # within the values that are shown, and those of the table
             low, high = max(low + room, table.levels[0]), min(high - room, table.levels[-1])
@@ -349,10 +349,6 @@ def _line(moments: Moments, table: Table, extremes: Vector) -> _Line:
     inner = np.round(np.append(np.linspace(low, high, _FIRST_CELLS + 1), inner) / unit) * unit
     edges = np.unique(np.concatenate([[low], inner[(inner > low) & (inner < high)], [high]]))
     return _Line(stochastic, edges, centre, cells_of, unit * 2.0**-_HALVINGS)
-
-
-def _cells_by_value(moments: Moments, points: Vector) -> Cells:
-    return shared_cells(moments, points - moments.centre)
 
 
 def _turns(moments: Moments) -> Vector:

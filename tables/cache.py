@@ -18,19 +18,16 @@ def cache_folder(*names: str) -> Path:
         FewbitError: the folder cannot be created.
     """
     chosen = os.environ.get(VARIABLE)
+    if not chosen:
+        import platformdirs  # not where FEWBIT_CACHE names the folder
+
+        chosen = platformdirs.user_cache_dir("fewbit", appauthor=False)
     try:
-        root = Path(chosen).expanduser() if chosen else _user_folder()
+        folder = Path(chosen).expanduser().joinpath(*names)
     except RuntimeError as error:  # ~someone, who has no home here
         raise FewbitError(f"cannot make the folder {chosen}: {error}") from None
-    folder = root.joinpath(*names)
     make_folder(folder)
     return folder
-
-
-def _user_folder() -> Path:
-    import platformdirs  # imported only if FEWBIT_CACHE does not name the folder
-
-    return Path(platformdirs.user_cache_dir("fewbit", appauthor=False))
 
 
 def cached_files() -> list[Path]:

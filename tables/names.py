@@ -50,6 +50,12 @@ def weight_text(spec: str) -> str:
     return spec if text.startswith("histogram:") else _NUMBER.sub(lambda number: number_text(float(number[0])), text)
 
 
+def callable_name(function: object) -> str:
+    """Return a name for a callable, in messages and tables."""
+    name = getattr(function, "__name__", type(function).__name__)
+    return name if isinstance(name, str) and name.isprintable() and 0 < len(name) <= 100 else "callable"
+
+
 def counted(number: int, noun: str) -> str:
     """Return ``1 bit``, ``2 bits``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -84,10 +84,9 @@ def load_table(activation: str, bits: int = 3, kind: str = "shared", *, weight: 
     kind = check_kind(kind)
     name = find_name(activation, shipped_activations())
     if name is None:
-        raise FewbitError(
-            f"no shipped table for {shown(activation)}; "
-            + _suggest(activation, nearest_names(activation, shipped_activations()))
-        )
+        near = nearest_names(activation, shipped_activations())
+        hint = f"nearest: {', '.join(near)}" if near else f"shipped: {', '.join(shipped_activations())}"
+        raise FewbitError(f"no shipped table for {shown(activation)}; {hint}")
     if not isinstance(weight, str):
         raise FewbitError(f"a shipped table is found by the text of its weight, such as {DEFAULT_WEIGHT}")
     table = find_table(name, bits, kind, weight_text(weight))
@@ -108,10 +107,6 @@ def _inventory(tables: Sequence[Table]) -> str:
         f"{kind} {weight} in {', '.join(map(str, sorted(have)))} bit{'s' if have != [1] else ''}"
         for (kind, weight), have in bits.items()
     )
-
-
-def _suggest(name: str, near: list[str]) -> str:
-    return f"nearest: {', '.join(near)}" if near else f"shipped: {', '.join(shipped_activations())}"
 
 
 def dump_tables(tables: Sequence[Table], provenance: str) -> str:

@@ -244,15 +244,12 @@ def _flat(value: object, dtype: type[np.float64] | None = None) -> NDArray | Non
     if isinstance(value, np.ndarray):
         real = value.ndim == 1 and value.dtype.kind in "iuf"
     else:
-        real = isinstance(value, list | tuple) and all(_is_real(v) for v in value)
+        numbers = (int, float, np.integer, np.floating)
+        real = isinstance(value, list | tuple) and all(isinstance(v, numbers) and type(v) is not bool for v in value)
     try:
         return np.array(value, dtype) if real else None
     except OverflowError:  # an int beyond the range of doubles
         return None
-
-
-def _is_real(value: object) -> bool:
-    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
 
 
 FORMAT = 1  # version of the JSON format of a table

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...tables.errors import FewbitError, shown
+from ...tables.names import callable_name
 from .base import Activation, Function, Vector
 from .kinks import from_the_left, is_step, jumps, reach_of
 
@@ -28,7 +29,7 @@ def callable_activation(function: Callable[..., Any], derivative: Callable[..., 
     Raises:
         FewbitError: `function` fails, is not elementwise, or does not return real numbers.
     """
-    name = _name(function)
+    name = callable_name(function)
     if derivative is None:
         value, slope = _by_torch(function, name)
         checked = _checked(value, name)
@@ -39,11 +40,6 @@ def callable_activation(function: Callable[..., Any], derivative: Callable[..., 
     kinks = tuple(jumps(slope).tolist())
     slope = from_the_left(slope, kinks)
     return Activation(name, checked, slope, kinks, is_step(slope, kinks), reach_of(slope), consistent=False)
-
-
-def _name(function: object) -> str:
-    name = getattr(function, "__name__", type(function).__name__)
-    return name if isinstance(name, str) and name.isprintable() and 0 < len(name) <= 100 else "callable"
 
 
 def _checked(function: Callable[..., Any], name: str) -> Function:
@@ -68,7 +64,9 @@ def _shielded(function: Callable[..., Any], name: str) -> Function:
         except FewbitError:
             raise
         except Exception as error:
-            raise FewbitError(f"{name} fails: {_told(error)}; {_ACCEPTED}") from error
+            lines = str(error).strip().splitlines()
+            fault = f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
+            raise FewbitError(f"{name} fails: {fault}; {_ACCEPTED}") from error
         if value.shape != flat.shape:
             raise FewbitError(f"{name} is not elementwise: of the shape {flat.shape} it makes {value.shape}")
         if value.dtype.kind not in "fiu":
@@ -103,8 +101,3 @@ def _by_torch(function: Callable[..., Any], name: str) -> tuple[Function, Functi
         return (slope if differentiate else y.detach()).numpy()
 
     return lambda x: run(x, differentiate=False), lambda x: run(x, differentiate=True)
-
-
-def _told(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__

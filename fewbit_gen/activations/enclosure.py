@@ -147,14 +147,6 @@ def _sine(u: Bounds, digit: float, phase: float = 0.0) -> Bounds:
     return Bounds(np.maximum(low, -1.0), np.minimum(high, 1.0))
 
 
-def _tangent(u: Bounds, digit: float) -> Bounds:
-    slack = 1e-15 * (1 + np.maximum(np.abs(u.low), np.abs(u.high)))
-    pole = np.floor((u.high + slack) / math.pi - 0.5) >= np.ceil((u.low - slack) / math.pi - 0.5)
-    bounds = _widened(Bounds(np.tan(u.low), np.tan(u.high)), 4 * _LIBRARY * digit)
-    wild = pole | ~(bounds.low <= bounds.high)
-    return Bounds(np.where(wild, -np.inf, bounds.low), np.where(wild, np.inf, bounds.high))
-
-
 def _ranges(function: Activation) -> Callable[[Bounds, float], tuple[Bounds, Bounds]]:
     """Return a function that gives the ranges of a function and of its derivative."""
     half = 0.5 * math.pi
@@ -165,8 +157,12 @@ def _ranges(function: Activation) -> Callable[[Bounds, float], tuple[Bounds, Bou
     if function.name == "tan":
 
         def tangent(u: Bounds, digit: float) -> tuple[Bounds, Bounds]:
-            value = _tangent(u, digit)
-            return value, _sum(_square(value, digit), _thin(1.0), digit)
+            slack = 1e-15 * (1 + np.maximum(np.abs(u.low), np.abs(u.high)))
+            pole = np.floor((u.high + slack) / math.pi - 0.5) >= np.ceil((u.low - slack) / math.pi - 0.5)
+            low, high = _widened(Bounds(np.tan(u.low), np.tan(u.high)), 4 * _LIBRARY * digit)
+            wild = pole | ~(low <= high)
+            value = Bounds(np.where(wild, -np.inf, low), np.where(wild, np.inf, high))
+            return value, _sum(_power_range(value, 2.0, digit), _thin(1.0), digit)
 
         return tangent
     turns = () if function.step else function.turns  # with f' a step function, f is linear between the kinks
@@ -181,10 +177,6 @@ def _ranges(function: Activation) -> Callable[[Bounds, float], tuple[Bounds, Bou
         return value, Bounds(np.where(unknown, -np.inf, outer.low), np.where(unknown, np.inf, outer.high))
 
     return both
-
-
-def _square(u: Bounds, digit: float) -> Bounds:
-    return _power_range(u, 2.0, digit)
 
 
 def _power_range(u: Bounds, c: float, digit: float) -> Bounds:

@@ -38,8 +38,17 @@ def named_activation(text: str) -> Activation:
     Raises:
         FewbitError: `text` names no family (the message lists the nearest names) or has invalid arguments.
     """
-    family, arguments = _parse_call(text)
-    return call_family(family, arguments)
+    if _NAME.fullmatch(text.strip()):
+        return call_family(text.strip(), {})
+    try:
+        call = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        call = None
+    if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not call.args:
+        arguments = keyword_numbers(call)
+        if arguments is not None:
+            return call_family(call.func.id, arguments)
+    raise FewbitError(f"cannot read activation {shown(text)}; {ACCEPTED}")
 
 
 def call_family(family: str, arguments: dict[str, Any]) -> Activation:
@@ -73,17 +82,3 @@ def keyword_numbers(call: ast.Call) -> dict[str, float] | None:
             return None
         arguments[keyword.arg] = value
     return arguments
-
-
-def _parse_call(text: str) -> tuple[str, dict[str, float]]:
-    if _NAME.fullmatch(text.strip()):
-        return text.strip(), {}
-    try:
-        call = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        call = None
-    if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not call.args:
-        arguments = keyword_numbers(call)
-        if arguments is not None:
-            return call.func.id, arguments
-    raise FewbitError(f"cannot read activation {shown(text)}; {ACCEPTED}")

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..effort import check
+from ..repeats import repeated
 from .cells import Cells, Mask, Vector
 
 Indices = NDArray[np.int64]
@@ -114,8 +115,7 @@ def _ranges(values: Vector, bounds: Indices, reduce: np.ufunc) -> Vector:
 
 def _cut(mesh: Mesh, parts: Indices) -> Mesh:
     """Split every cell into `parts` equal ones."""
-    cell = np.repeat(np.arange(parts.size), parts)
-    nth = np.arange(cell.size) - np.repeat(np.cumsum(parts) - parts, parts)
+    cell, nth = repeated(parts)
     left, right = mesh.edges[cell], mesh.edges[cell + 1]
     edges = np.append(left + (right - left) * (nth / parts[cell]), mesh.edges[-1:])
     keep = np.append(True, edges[1:] > edges[:-1])  # drops duplicates where there are too few doubles between edges

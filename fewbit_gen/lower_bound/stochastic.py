@@ -32,6 +32,7 @@ from ..crossings import near, sums_by_value
 from ..effort import OutOfTime
 from ..moments import Moments
 from ..monge import F2, FW, W, least_sums, prefix, trial_of
+from ..repeats import repeated
 
 Vector = NDArray[np.float64]
 
@@ -130,8 +131,7 @@ def _with_ends(low: Vector, high: Vector, ends: Vector) -> tuple[Vector, Vector]
 
 def _divided(low: Vector, high: Vector, parts: NDArray[np.int64]) -> tuple[Vector, Vector]:
     """Return the intervals, each divided into equal parts."""
-    which = np.repeat(np.arange(low.size), parts)
-    nth = np.arange(which.size) - np.repeat(np.cumsum(parts) - parts, parts)
+    which, nth = repeated(parts)
     width = (high - low) / parts
     begin = low[which] + nth * width[which]
     end = np.where(nth + 1 == parts[which], high[which], low[which] + (nth + 1) * width[which])

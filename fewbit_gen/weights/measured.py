@@ -53,7 +53,7 @@ def histogram(edges: ArrayLike, counts: ArrayLike) -> Weight:
         raise FewbitError(f"the counts of a histogram must be finite and not negative; count {bad} is {counts[bad]:g}")
     if not counts.any():
         raise FewbitError("the histogram is empty: all its counts are 0")
-    return _piecewise(*_without_empty_ends(edges, counts))
+    return _piecewise(edges, counts)
 
 
 def samples(x: ArrayLike) -> Weight:
@@ -108,13 +108,11 @@ def _apart(edges: Vector) -> list[int]:
     return [*kept, edges.size - 1] if edges[-1] - edges[0] > least else kept[:1]
 
 
-def _without_empty_ends(edges: Vector, counts: Vector) -> tuple[Vector, Vector]:
+def _piecewise(edges: Vector, counts: Vector) -> Weight:
+    """Return the weight of a histogram, without its empty bins at both ends."""
     filled = np.flatnonzero(counts)
     first, end = filled[0], filled[-1] + 1
-    return edges[first : end + 1], counts[first:end]
-
-
-def _piecewise(edges: Vector, counts: Vector) -> Weight:
+    edges, counts = edges[first : end + 1], counts[first:end]
     shares = counts / counts.max()  # a sum of huge counts would overflow
     heights = shares / shares.sum() / np.diff(edges)
     padded = np.concatenate([[0.0], heights, [0.0]])

@@ -43,20 +43,14 @@ def coarsened(counts: Vector) -> tuple[Vector, Vector]:
     counts = counts / counts.max()  # a sum of huge counts would overflow
     little = _LITTLE * counts.sum()
     while True:
-        kept = _kept_edges(counts, little)
+        negative = _inner_edges(counts[:BINS_OF_SIGN][::-1], little)
+        positive = _inner_edges(counts[BINS_OF_SIGN:], little)
+        at = np.flatnonzero(np.concatenate([[True], negative[::-1], [True], positive, [True]]))
+        empty = np.add.reduceat(counts, at[:-1]) == 0
+        kept = at[np.concatenate([[True], ~(empty[1:] & empty[:-1]), [True]])]
         if kept.size <= _MOST + 1:
             return edges()[kept], np.add.reduceat(counts, kept[:-1])
         little *= 2
-
-
-def _kept_edges(counts: Vector, little: float) -> NDArray[np.int64]:
-    """Return which edges to keep, increasing, if neighbours with a combined mass of at most `little` are merged."""
-    negative = _inner_edges(counts[:BINS_OF_SIGN][::-1], little)
-    positive = _inner_edges(counts[BINS_OF_SIGN:], little)
-    kept = np.concatenate([[True], negative[::-1], [True], positive, [True]])
-    at = np.flatnonzero(kept)
-    empty = np.add.reduceat(counts, at[:-1]) == 0
-    return at[np.concatenate([[True], ~(empty[1:] & empty[:-1]), [True]])]
 
 
 def _inner_edges(counts: Vector, little: float) -> NDArray[np.bool_]:

@@ -103,7 +103,9 @@ class few_bit(TorchFunctionMode):
         self._names = (frozenset(_NAMES) if only is None else _names("only", only)) - _names("exclude", exclude)
         self._tables = read_tables(tables)
         for key in self._tables:
-            _check_activation(key)
+            family = key.partition("(")[0].strip()
+            if find_name(family, ["gelu_tanh"]) is None:  # F.gelu(approximate="tanh"), which is no name of a function
+                _name("tables", family)
 
     def __torch_function__(
         self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -187,9 +189,3 @@ def _name(argument: str, name: str) -> str:
         hint = f"nearest: {', '.join(near)}" if near else f"caught are {', '.join(_NAMES)}"
         raise FewbitError(f"{argument}: few_bit catches no function {shown(name)}; {hint}")
     return known
-
-
-def _check_activation(key: str) -> None:
-    family = key.partition("(")[0].strip()
-    if find_name(family, ["gelu_tanh"]) is None:
-        _name("tables", family)

@@ -17,10 +17,11 @@ def function_source(row: ActivationRow) -> str:
     numbers = "".join(f'number("{p.name}", {p.name}{infinite}), ' for p in row.parameters)
     given = "parameters" if numbers else "()"
     find_key = "key_for(input.dtype, " if row.compares_in else "resolve_key("
+    keeps = ", exact in one bit" if row.exact else f"{_comma(row)} with `bits` bits kept{_tables(row)}"
     lines = [
         f"def {row.name}(input: Tensor, {_arguments(row)}) -> Tensor:",
         _docstring(
-            f"{_subject(row, 'nn.functional', row.name)}{_function_keeps(row)}.",
+            f"{_subject(row, 'nn.functional', row.name)}{keeps}.",
             _section("Args", _INPUT, *_arguments_text(row)),
             _section("Returns", "f(input), bit for bit torch's, in the shape and dtype of `input`."),
             _ERRORS,
@@ -37,10 +38,11 @@ def class_source(row: ActivationRow) -> str:
     """Return the definition of the class `fewbit.MODULE`."""
     numbers = ", ".join(f'"{p.name}": {p.name}' for p in row.parameters)
     inplace = "inplace" if row.overwrite else "False"
+    few = f"{_comma(row)} with `bits` bits kept for each element{_tables(row)}"
     lines = [
         f"class {row.module}(FewBitActivation):",
         _docstring(
-            f"{_subject(row, 'nn', row.module)}{_module_keeps(row)}.",
+            f"{_subject(row, 'nn', row.module)}{'; one bit an element is exact' if row.exact else few}.",
             _section("Args", *_arguments_text(row)),
             _SHAPE,
             _ERRORS,
@@ -119,16 +121,6 @@ def _subject(row: ActivationRow, package: str, name: str | None) -> str:
     if row.formula is not None:
         return row.formula
     return f"`torch.{package}.{name}`" + (f" ({row.synonym})" if row.synonym else "")
-
-
-def _function_keeps(row: ActivationRow) -> str:
-    return ", exact in one bit" if row.exact else f"{_comma(row)} with `bits` bits kept{_tables(row)}"
-
-
-def _module_keeps(row: ActivationRow) -> str:
-    if row.exact:
-        return "; one bit an element is exact"
-    return f"{_comma(row)} with `bits` bits kept for each element{_tables(row)}"
 
 
 def _comma(row: ActivationRow) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...tables import FewbitError, Table
+from ...tables.names import callable_name
 from ..backends.activation_spec import ROW_OF_MODULE
 from ..backends.torch_functions import gelu_function
 from ..ops.arguments import check_dtype
@@ -25,7 +26,7 @@ from .dispatch import keeps
 from .generate import class_source, define
 from .inverted import Keep, check_keep, inverse_of, inverted
 from .table_lookup import Rounding
-from .user_functions import check_frozen, custom, name_of, solve_custom
+from .user_functions import check_frozen, custom, solve_custom
 
 __all__ = ["FewBit", *ROW_OF_MODULE]  # pyright: ignore[reportUnsupportedDunderAll]
 
@@ -217,7 +218,7 @@ class FewBit(FewBitActivation):
         self._function = self._custom.function  # every copy gives a callable another name
 
     def _torch_repr(self) -> list[str]:
-        return [repr(self.function) if isinstance(self.function, str) else name_of(self.function)]
+        return [repr(self.function) if isinstance(self.function, str) else callable_name(self.function)]
 
 
 # By the class name in torch.nn; QuickGELU and SquaredReLU, which torch lacks, by fewbit's own names.

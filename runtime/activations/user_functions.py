@@ -16,6 +16,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 
 from ...tables import DEFAULT_WEIGHT, FewbitError, Table
 from ...tables.errors import shown
+from ...tables.names import callable_name
 from ...tables.table import check_bits
 from ..backends.expressions import canonical_text
 from ..backends.forwards import CALLABLE, custom_forward, register_callable
@@ -50,12 +51,14 @@ def custom(activation: str | Function) -> Custom:
         named = _named(text)
         if named is not None:
             return Custom(*named, FORWARDS[named[0]])
-        text = text if _has_x(text) else _applied_to_x(text)
+        if not _has_x(text):  # silu(beta=2) stands for silu(x,beta=2)
+            name, _, arguments = text.partition("(")
+            text = f"{name}(x,{arguments}" if arguments else f"{name}(x)"
         return Custom(text, {}, custom_forward(text))
     if not callable(activation):
         raise FewbitError(f"no activation: {shown(activation)}; {_ACCEPTED}")
     check_callable(activation)
-    name = f"{CALLABLE}{name_of(activation)}#{uuid.uuid4().hex}"
+    name = f"{CALLABLE}{callable_name(activation)}#{uuid.uuid4().hex}"
     forward = Forward(_fresh(activation), pure=False)
     register_callable(name, forward)
     return Custom(name, {}, forward)
@@ -91,7 +94,7 @@ def check_callable(function: Function) -> None:
     It must return a tensor of its input's shape, leave its input unchanged, and hold no trainable parameters: the codes
     give the gradient of x alone.
     """
-    name = name_of(function)
+    name = callable_name(function)
     tensors = [*function.parameters(), *function.buffers()] if isinstance(function, nn.Module) else []
     x = torch.linspace(-2, 2, 9, device=tensors[0].device if tensors else "cpu")
     try:
@@ -115,7 +118,7 @@ def check_frozen(module: nn.Module) -> None:
     """Raise `FewbitError` if a parameter of `module` would get a gradient."""
     for parameter in module.parameters():
         if parameter.requires_grad:
-            _refuse_learning(name_of(module))
+            _refuse_learning(callable_name(module))
 
 
 def _refuse_learning(name: str) -> NoReturn:
@@ -123,12 +126,6 @@ def _refuse_learning(name: str) -> NoReturn:
         f"{name} holds parameters that learn, and their gradients need the input; freeze them by "
         "requires_grad_(False), or keep it as it is"
     )
-
-
-def name_of(function: object) -> str:
-    """Return a name for a callable."""
-    name = getattr(function, "__name__", type(function).__name__)
-    return name if isinstance(name, str) and name.isprintable() and 0 < len(name) <= 100 else "callable"
 
 
 def _fresh(function: Function) -> Function:
@@ -169,9 +166,3 @@ def _named(text: str) -> tuple[str, dict[str, float]] | None:
 
 def _has_x(text: str) -> bool:
     return any(isinstance(node, ast.Name) and node.id == "x" for node in ast.walk(ast.parse(text, mode="eval")))
-
-
-def _applied_to_x(text: str) -> str:
-    """Return ``silu(x,beta=2)`` for ``silu(beta=2)``."""
-    name, _, arguments = text.partition("(")
-    return f"{name}(x,{arguments}" if arguments else f"{name}(x)"
