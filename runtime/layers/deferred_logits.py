@@ -228,11 +228,6 @@ _OF_VALUES = frozenset(
 _Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
-def _loss(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The cross-entropy of whole rows of logits."""
-    return _cross_entropy(*args, **kwargs)
-
-
 def _cross_entropy(
     input: Any,
     target: Any,
@@ -243,6 +238,7 @@ def _cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Any:
+    """The cross-entropy of whole rows of logits."""
     if not isinstance(input, DeferredLogits) or not isinstance(target, Tensor) or input.dim() > 2:
         return NotImplemented
     if target.dtype != torch.int64 or target.shape != input.shape[:-1] or target.device != input.device:
@@ -365,7 +361,7 @@ _RESHAPES = (
     *(torch.reshape, torch.flatten, torch.squeeze, torch.unsqueeze),
 )
 _HANDLERS: dict[Any, _Handler] = {
-    F.cross_entropy: _loss,
+    F.cross_entropy: lambda _, args, kwargs: _cross_entropy(*args, **kwargs),
     **dict.fromkeys(_RESHAPES, _reshape),
     Tensor.__getitem__: _index,
     **dict.fromkeys((Tensor.float, Tensor.to), _cast),

@@ -6,8 +6,8 @@ Torch saves the noise in the dtype of x (on a GPU as a byte). Here one bit encod
 of its derivative, with a table whose levels are 0 and 1/(1 − p).
 """
 
-from collections.abc import Callable, Sequence
-from functools import cache, partial
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -63,11 +63,8 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
 def dropout_and_bits(input: Tensor, p: float) -> tuple[Tensor, Tensor, Callable[[Tensor, Tensor], Tensor]]:
     """Return `dropout(input, p)`, its packed bits, and a function (x, bits) -> x · noise that repeats it."""
     y, packed = ListedDropout.eager.apply(input, p)
-    return y, packed, partial(_repeated, p=p, stride=y.stride())
-
-
-def _repeated(x: Tensor, packed: Tensor, p: float, stride: Sequence[int]) -> Tensor:
-    return ops.multiply(x, packed, noise_table(p), stride)
+    stride = y.stride()  # and not y itself, which the function would keep
+    return y, packed, lambda x, bits: ops.multiply(x, bits, noise_table(p), stride)
 
 
 @torch.compiler.assume_constant_result

@@ -178,7 +178,7 @@ class GatedMLP(nn.Module):
         Raises:
             FewbitError: `input_bits` is set, in torch.compile, and a projection is not a plain nn.Linear.
         """
-        projections = self._projections()
+        projections = self._called((*self.layout.first, self.layout.down))
         if transforms.are_active() or not torch.is_grad_enabled() or not is_dense(x):
             y = self._composed(x)
         elif all(map(_is_plain, projections)) and not self._does_more():
@@ -192,9 +192,6 @@ class GatedMLP(nn.Module):
         for module in self._called(self.layout.after):
             y = module(y)
         return y
-
-    def _projections(self) -> list[nn.Module]:
-        return self._called((*self.layout.first, self.layout.down))
 
     def _called(self, names: Sequence[str]) -> list[nn.Module]:
         return [self._modules[name] for name in names]  # pyright: ignore[reportReturnType]

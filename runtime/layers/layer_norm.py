@@ -350,7 +350,9 @@ class CompressedNormalization(CompressedFunction):
             raise RuntimeError(_CHANGED) from error
         wanted = list(ctx.needs_input_grad[:3])
         if compressed is None:  # the bias alone
-            dims = [d for d in range(grad.dim()) if d not in _kept_dims(ctx.norm, grad.dim())]
+            own = len(ctx.norm.shape) if isinstance(ctx.norm, _OfLastDimensions) else None  # its last dimensions
+            of_bias = [1] if own is None else range(grad.dim() - own, grad.dim())
+            dims = [d for d in range(grad.dim()) if d not in of_bias]
             return None, None, grad.sum(dims).to(ctx.dtypes[2]) if dims else grad, None, None, None
         if ctx.from_output:
             y = compressed.decompress().detach()
@@ -367,10 +369,3 @@ class CompressedNormalization(CompressedFunction):
             g.to(d) if g is not None and w else None for g, w, d in zip(found, wanted, ctx.dtypes, strict=True)
         )
         return (*gradients, None, None, None)
-
-
-def _kept_dims(norm: Normalization, dims: int) -> list[int]:
-    """Return the dimensions of the bias in y."""
-    if isinstance(norm, _OfLastDimensions):
-        return [dims + d for d in _last(len(norm.shape))]
-    return [1]

@@ -98,18 +98,13 @@ class CompressedNorm(CompressedLayer):
         self, *args: Any, bits: int = DEFAULT_LAYER_BITS, saver: Saver | None = None, copies: int = 1, **kwargs: Any
     ) -> None:
         super().__init__(*args, bits=bits, saver=saver, **kwargs)
-        self.copies = check_copies(copies)
+        if isinstance(copies, bool) or copies not in (1, 2):
+            raise FewbitError(f"copies is 1 or 2, not {shown(copies)}")
+        self.copies = copies
 
     def extra_repr(self) -> str:
         """Return torch's own arguments, the saver, and the copies if there are two."""
         return super().extra_repr() + (", copies=2" if self.copies == 2 else "")
-
-
-def check_copies(copies: object) -> int:
-    """Return `copies`; raise `FewbitError` unless it is 1 or 2."""
-    if isinstance(copies, bool) or copies not in (1, 2):
-        raise FewbitError(f"copies is 1 or 2, not {shown(copies)}")
-    return copies
 
 
 def copies_of(x: Tensor, saver: Saver, copies: int, *, rows: bool = False) -> tuple[Compressed, ...]:

@@ -122,23 +122,20 @@ class Swapper:
     def back(self, moved: Moved) -> Tensor:
         """Return the tensor on its device, and prefetch the ones needed next."""
         with self._lock:
-            return self._back(moved)
-
-    def _back(self, moved: Moved) -> Tensor:
-        progress = moved.progress
-        if progress.fetched is None:
-            self._fetch(progress, moved.host, moved.device)
-        assert progress.fetched is not None
-        x, event = progress.fetched
-        progress.asked += 1
-        if progress.asked == progress.layers:
-            progress.fetched, progress.asked = None, 0
-        if event is not None:
-            stream = torch.cuda.current_stream(x.device)
-            stream.wait_event(event)
-            x.record_stream(stream)  # its memory was allocated on the other stream
-        self._fetch_before(progress, moved.device)
-        return x
+            progress = moved.progress
+            if progress.fetched is None:
+                self._fetch(progress, moved.host, moved.device)
+            assert progress.fetched is not None
+            x, event = progress.fetched
+            progress.asked += 1
+            if progress.asked == progress.layers:
+                progress.fetched, progress.asked = None, 0
+            if event is not None:
+                stream = torch.cuda.current_stream(x.device)
+                stream.wait_event(event)
+                x.record_stream(stream)  # its memory was allocated on the other stream
+            self._fetch_before(progress, moved.device)
+            return x
 
     def _fetch_before(self, progress: Progress, device: torch.device) -> None:
         """Start fetching the tensors moved before `progress`; drop it and later or freed ones from the queue."""

@@ -166,8 +166,7 @@ class AvgPool1d(nn.AvgPool1d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return torch's output."""
-        window = (self.kernel_size, self.stride, self.padding, self.ceil_mode, self.count_include_pad)
-        return linear_map(input, "avg_pool1d", *window)
+        return linear_map(input, "avg_pool1d", *_window(self))
 
 
 class AvgPool2d(nn.AvgPool2d):
@@ -187,15 +186,7 @@ class AvgPool2d(nn.AvgPool2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return torch's output."""
-        window = (
-            self.kernel_size,
-            self.stride,
-            self.padding,
-            self.ceil_mode,
-            self.count_include_pad,
-            self.divisor_override,
-        )
-        return linear_map(input, "avg_pool2d", *window)
+        return linear_map(input, "avg_pool2d", *_window(self), self.divisor_override)
 
 
 class AvgPool3d(nn.AvgPool3d):
@@ -215,15 +206,11 @@ class AvgPool3d(nn.AvgPool3d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return torch's output."""
-        window = (
-            self.kernel_size,
-            self.stride,
-            self.padding,
-            self.ceil_mode,
-            self.count_include_pad,
-            self.divisor_override,
-        )
-        return linear_map(input, "avg_pool3d", *window)
+        return linear_map(input, "avg_pool3d", *_window(self), self.divisor_override)
+
+
+def _window(pool: nn.AvgPool1d | nn.AvgPool2d | nn.AvgPool3d) -> tuple[Any, ...]:
+    return pool.kernel_size, pool.stride, pool.padding, pool.ceil_mode, pool.count_include_pad
 
 
 class AdaptiveAvgPool1d(nn.AdaptiveAvgPool1d):

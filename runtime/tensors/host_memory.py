@@ -40,11 +40,8 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def _on_huge_pages(new: Tensor) -> Tensor:
-    if is_large(new) and _madvise is not None:
-        size = new.numel() * new.element_size()
-        start = -(-new.data_ptr() // _HUGE_PAGE) * _HUGE_PAGE
-        end = (new.data_ptr() + size) // _HUGE_PAGE * _HUGE_PAGE
-        _madvise(start, end - start, _MADV_HUGEPAGE)  # only a hint: if refused, small pages are used
+    if is_large(new):
+        _advise(new.data_ptr(), new.numel() * new.element_size(), _MADV_HUGEPAGE)
     return new
 
 
@@ -75,7 +72,7 @@ def _taken(size: int) -> np.ndarray:
         block = None
     if block is None or not size <= block.size <= 2 * size:
         block = np.empty(size + _HUGE_PAGE, np.uint8)
-        _advise(block, _MADV_HUGEPAGE)
+        _advise(block.ctypes.data, block.size, _MADV_HUGEPAGE)
     return block
 
 
@@ -84,14 +81,14 @@ _kept: list[np.ndarray] = []
 
 
 def _keep(block: np.ndarray) -> None:
-    _advise(block, _MADV_FREE)
+    _advise(block.ctypes.data, block.size, _MADV_FREE)
     _kept[:] = [block]
 
 
-def _advise(block: np.ndarray, advice: int) -> None:
-    """Advise the system (madvise, a hint) about the whole huge pages of a block."""
-    start = -(-block.ctypes.data // _HUGE_PAGE) * _HUGE_PAGE
-    end = (block.ctypes.data + block.size) // _HUGE_PAGE * _HUGE_PAGE
+def _advise(address: int, size: int, advice: int) -> None:
+    """Advise the system about the whole huge pages of a block: a hint, and if it is refused pages stay small."""
+    start = -(-address // _HUGE_PAGE) * _HUGE_PAGE
+    end = (address + size) // _HUGE_PAGE * _HUGE_PAGE
     if _madvise is not None:
         _madvise(start, end - start, advice)
 

@@ -7,10 +7,9 @@ from ...tensors.dtypes import largest, smallest
 from ...tensors.layout import flat
 from ...tensors.packing import pack, unpack
 
-POSITION_BLOCK = 240
-LEAST_SPAN = 2.0**-100
-_MAGNITUDE = 0x7FFFFFFF
-_INFINITY = 0x7F800000
+POSITION_BLOCK = 240  # a full block's count fits 8 bits, and 16 divides it
+LEAST_SPAN = 2.0**-100  # of what is no outlier: the step's inverse is to be finite
+_MAGNITUDE, _INFINITY = 0x7FFFFFFF, 0x7F800000  # in the bits of float32: all but the sign; infinity
 
 
 def magnitudes(x: Tensor, relu: bool) -> Tensor:
