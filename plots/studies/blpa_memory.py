@@ -23,8 +23,8 @@ from ...runtime.layers.preact import PreActLayer
 from ...runtime.memory.peak import peak_of
 from ...runtime.models import PreActResNet, preact_resnet
 from ...runtime.models.preact_resnet import EXPANSION
+from ...runtime.plan.largest_batch import largest_by_trial
 from ...runtime.plan.memory import largest_batch, parameter_bytes, profile
-from ...runtime.plan.search import largest_by_trial
 from ...tables import FewbitError
 
 # (layers, width) of Table 2, with the paper's largest batches on 11 GiB: exact and with 4 bits.

@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from ...runtime.convert.api import convert
 from ...runtime.memory.malloc import return_freed_memory
 from ...runtime.models import preact_resnet
+from ...runtime.plan.largest_batch import largest_by_trial
 from ...runtime.plan.memory import parameter_bytes, peak_of_step
-from ...runtime.plan.search import largest_by_trial
 from ...runtime.quantizers import PerGroup
 from ...runtime.saved.checkpoint import checkpoint
 from ...runtime.saved.hooks import compress_saved_tensors

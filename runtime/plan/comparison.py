@@ -10,7 +10,7 @@ import copy
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -258,7 +258,10 @@ def _sorted_out(
     """Return the options of `convert` among `keywords`, and the call with the remaining ones."""
     options = {name: value for name, value in keywords.items() if name in OPTIONS}
     others = {name: value for name, value in keywords.items() if name not in OPTIONS}
-    parameters = _parameters_of(model)
+    if not isinstance(model, nn.Module):
+        raise FewbitError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = [name for name, p in inspect.signature(model.forward).parameters.items() if p.kind in by_name]
     for name in others:
         if name not in parameters:
             near = nearest_names(name, [*OPTIONS, *_OWN, *parameters])
@@ -272,14 +275,6 @@ def _sorted_out(
     return options, _Call(inputs, {**others, **(explicit or {})})
 
 
-def _parameters_of(model: object) -> list[str]:
-    """Return the parameters of the model's forward that can be given by name."""
-    if not isinstance(model, nn.Module):
-        raise FewbitError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
-    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return [name for name, p in inspect.signature(model.forward).parameters.items() if p.kind in by_name]
-
-
 # ---- running both ----------------------------------------------------------------------------------------------------
 
 
@@ -291,10 +286,12 @@ def _compared(
     step: "_Step | None",
 ) -> Iterator[Comparison]:
     """Measure the model unchanged, then yield its comparison with each method: options of `convert`, and hooks."""
-    configs = [_configs(options) for options, _ in methods]
+    # Configs and hooks are made, and so checked, before anything runs.
+    keywords = ("bits", "level", "outliers", "fuse_preact", "glu", "rounding", "attention")
+    configs = [configs_of(options.get("methods") or (), *map(options.get, keywords)) for options, _ in methods]
     hooks = [[] if saved is None else [partial(compress_saved_tensors, saved)] for _, saved in methods]
     for make in chain(*hooks):
-        make()  # checked before anything runs
+        make()
     twin = revert(twin_of(model))
     before, step_before = _measured(twin, call, step, [])
     for (options, saved), config, outer in zip(methods, configs, hooks, strict=True):
@@ -336,16 +333,13 @@ def _measured(
 
     def run(what: Callable[..., Any]) -> Any:
         with ExitStack() as stack:
-            stack.enter_context(_same_random_numbers(call.is_abstract(model)))
+            if not call.is_abstract(model):  # which draws no numbers
+                stack.enter_context(torch.random.fork_rng(devices=[]))
             for make in around:
                 stack.enter_context(make())
             return call(what, model)
 
     return run(profile), run(step) if step else None
-
-
-def _same_random_numbers(abstract: bool) -> AbstractContextManager[Any]:
-    return nullcontext() if abstract else torch.random.fork_rng(devices=[])
 
 
 def _convert(model: nn.Module, options: Mapping[str, Any]) -> Report:
@@ -358,12 +352,6 @@ def _convert(model: nn.Module, options: Mapping[str, Any]) -> Report:
         for config in options.get("methods") or ()
     ]
     return convert(model, *methods, **rest)
-
-
-def _configs(options: Mapping[str, Any]) -> list[Any]:
-    """Return the configs of the options of `convert`; raise `FewbitError` as `convert` does."""
-    keywords = ("bits", "level", "outliers", "fuse_preact", "glu", "rounding", "attention")
-    return configs_of(options.get("methods") or (), *map(options.get, keywords))
 
 
 def _level(configs: Sequence[Any]) -> ActNN | None:

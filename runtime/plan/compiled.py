@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from ...tables import FewbitError
 from ..memory.allocator import Allocations
-from .bits import LEAST_BITS
 from .compiled_run import CompiledRun, budget_runs, compile_step
 from .compiled_values import LEAST_OF_ROLES, Value, observe
+from .errors import LEAST_BITS
 from .places import without_numbers
 from .problem import ALL_GRAPHS, EXACT, GROUPS, Hold, Option, Problem
 from .seconds import Quantizers
@@ -86,7 +86,13 @@ class CompiledKnown:
 
     def problem(self, step: Step, fixed: int) -> Problem:
         """Return the planner's problem; what is computed again the compiler decides."""
-        return Problem(len(self.values), tuple(_options(self)), self.base, fixed, self.seconds)
+        options: list[Option] = []
+        for i, (value, holds) in enumerate(zip(self.values, self.holds, strict=True)):
+            exact = value.exact_bytes
+            options.append(Option(EXACT, value.place, None, (i,), _shared(holds, exact), exact))
+            least = LEAST_OF_ROLES.get(value.role, LEAST_BITS)
+            options += [_in_groups(i, value, holds, bits, self) for bits in value.sizes if bits >= least]
+        return Problem(len(self.values), tuple(options), self.base, fixed, self.seconds)
 
     def moment(self, at: int) -> str:
         """Return where in the step a moment lies, in words."""
@@ -139,26 +145,22 @@ def know_recomputed(step: Step, known: CompiledKnown, recompute: float) -> Compi
 def other_ways(step: Step, known: CompiledKnown) -> Iterator[CompiledKnown]:
     """Yield a step that is known as it is with torch's budgets: compiled by torch alone, and in few bits."""
     if known.by_torch is not None:
-        for ratio in EXACT_RATIOS:
-            exact = know_by_torch(known.by_torch, step, ratio)
-            if exact is not None:
-                yield exact
+        yield from know_by_torch(known.by_torch, step, EXACT_RATIOS)
     for ratio in RATIOS:
         yield know_recomputed(step, known, ratio)
 
 
-def know_by_torch(by_torch: CompiledKnown, step: Step, recompute: float) -> CompiledKnown | None:
-    """Compile a step by torch alone with one of its budgets; None if that fails.
+def know_by_torch(by_torch: CompiledKnown, step: Step, ratios: Iterable[float]) -> Iterator[CompiledKnown]:
+    """Yield a step that torch alone compiles with each of its budgets, without those that it fails with.
 
     Args:
         by_torch: the same step with torch's default.
         step: on real tensors.
-        recompute: torch's `activation_memory_budget`.
+        ratios: of torch's `activation_memory_budget`.
     """
-    for _, record, taken in budget_runs(step, [recompute]):
+    for ratio, record, taken in budget_runs(step, ratios):
         known = _by_torch(record, by_torch.seconds, by_torch.quantizers)
-        return replace(known, recompute=recompute, recompute_seconds=taken - by_torch.seconds)
-    return None
+        yield replace(known, recompute=ratio, recompute_seconds=taken - by_torch.seconds)
 
 
 def _by_torch(record: Allocations, seconds: float, quantizers: Quantizers) -> CompiledKnown:
@@ -191,14 +193,21 @@ def _gradients(record: Allocations) -> NDArray[np.int64]:
 def _known(values: Sequence[Value], run: "CompiledRun", quantizers: Quantizers, seconds: float) -> CompiledKnown:
     """Return what a run tells of the memory of `values`."""
     record = run.record
-    holds = _lives(values, run)
-    base = _without(holds, record)
+    boundary = record.marks[0]
+    # The codes of each value live as the buffers do that the backward graphs were given, by their addresses.
+    between = {block.address: block for block in record.blocks if block.start < boundary < block.end}
+    holds = []
+    for value in values:
+        found = [between[a] for a in run.addresses.get((value.call, value.place), ()) if a in between]
+        start, end = min((b.start for b in found), default=boundary), max((b.end for b in found), default=boundary + 1)
+        holds.append(Hold(start, end, sum(b.nbytes for b in found)))
     by_place: defaultdict[str, list[int]] = defaultdict(list)
     for i, value in enumerate(values):
         by_place[value.place].append(i)
     together = tuple(_together([values[i] for i in own]) for own in by_place.values())
     lives = tuple(tuple(holds[i] for i in own) for own in by_place.values())
-    return CompiledKnown(together, lives, base, _gradients(record), record.marks[0], quantizers, seconds)
+    base = _without(holds, record)
+    return CompiledKnown(together, lives, base, _gradients(record), boundary, quantizers, seconds)
 
 
 def _together(equal: Sequence[Value]) -> Value:
@@ -220,13 +229,6 @@ def _quantizing(known: CompiledKnown) -> float:
     return seconds
 
 
-def _options(known: CompiledKnown) -> Iterator[Option]:
-    for i, (value, holds) in enumerate(zip(known.values, known.holds, strict=True)):
-        yield Option(EXACT, value.place, None, (i,), _shared(holds, value.exact_bytes), value.exact_bytes)
-        least = LEAST_OF_ROLES.get(value.role, LEAST_BITS)
-        yield from (_in_groups(i, value, holds, bits, known) for bits in value.sizes if bits >= least)
-
-
 def _shared(holds: Sequence[Hold], nbytes: int) -> tuple[Hold, ...]:
     """Return the lives with so many bytes in all, divided as the codes are."""
     codes = sum(hold.nbytes for hold in holds)
@@ -239,15 +241,3 @@ def _in_groups(i: int, value: Value, holds: Sequence[Hold], bits: int, known: Co
     nbytes, elements = value.sizes[bits], value.exact_bytes // value.itemsize
     costs = value.noise[bits], value.bias[bits], known.quantizers.codes(elements, bits)
     return Option(GROUPS, value.place, bits, (i,), _shared(holds, nbytes), nbytes, *costs)
-
-
-def _lives(values: Sequence[Value], run: CompiledRun) -> list[Hold]:
-    """Return when the codes of each value live, by the addresses that the backward graphs were given."""
-    boundary = run.record.marks[0]
-    between = {block.address: block for block in run.record.blocks if block.start < boundary < block.end}
-    holds = []
-    for value in values:
-        found = [between[a] for a in run.addresses.get((value.call, value.place), ()) if a in between]
-        start, end = min((b.start for b in found), default=boundary), max((b.end for b in found), default=boundary + 1)
-        holds.append(Hold(start, end, sum(b.nbytes for b in found)))
-    return holds

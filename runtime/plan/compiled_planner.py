@@ -64,6 +64,7 @@ class CompiledPlanner(Planner):
         for one in (known.by_torch, known):
             if one is not None:
                 consider(one)
+        good_enough = 0.0 if self.limits.memory is None else self.price.time * WORTH
         all_known = not self.recompute
         while candidates or not all_known:
             if candidates:
@@ -75,7 +76,7 @@ class CompiledPlanner(Planner):
                     except FewbitError as error:
                         refused = error
                     continue
-                if all_known or cost <= self.cost_of_time:
+                if all_known or cost <= good_enough:
                     return self.beside_torch(plan, known)
                 heappush(candidates, (cost, next(order), one, plan))
             all_known = True
@@ -95,11 +96,6 @@ class CompiledPlanner(Planner):
         problem = self.problem(known)
         points = self.points(known, problem, with_fewer_options(problem, known)) if self.frontier else ()
         return replace(plan, choices=choices, exact_peak=exact_peak(self.problem(exact)), frontier=points)
-
-    @property
-    def cost_of_time(self) -> float:
-        """The cost above which plans that compute more again are sought."""
-        return 0.0 if self.limits.memory is None else self.price.time * WORTH
 
     def verified(self, known: CompiledKnown) -> Plan:
         """Return a plan that was compiled, whose peak and time are the measured ones.

@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import CodeType
@@ -127,7 +127,7 @@ def compile_step(step: Step, **options: Any) -> CompiledRun:
     return CompiledRun(record, addresses, seconds)
 
 
-def budget_runs(step: Step, ratios: Sequence[float]) -> Iterator[tuple[float, Allocations, float]]:
+def budget_runs(step: Step, ratios: Iterable[float]) -> Iterator[tuple[float, Allocations, float]]:
     """Yield what a step takes of memory and time with torch's own compiler and each `activation_memory_budget`.
 
     Budgets that the model does not compile with are left out.

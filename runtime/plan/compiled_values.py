@@ -1,9 +1,8 @@
 """Observes what compiled graphs save: each value comes back rounded in repeated calls of the backward graphs."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,9 +16,8 @@ from ..compile.partitioner import FewbitPartitioner
 from ..compile.report import ignore
 from ..compile.roles import ROUNDED, Role
 from ..tensors.dtypes import sum_of_squares
-from .bits import LEAST_LINEAR, LEAST_OF_SCORES, PROBE
 from .compiled_run import DIVISION, dividing_backend, forgotten_after
-from .errors import alike, difference, errors_of_each, product, segments
+from .errors import LEAST_LINEAR, LEAST_OF_SCORES, PROBE, alike, difference, errors_of_each, product, segments
 from .places import without_numbers
 from .step import Step
 
@@ -107,7 +105,7 @@ def observe(step: Step, given: dict[str, Any]) -> list[Value]:
         output = torch.compile(step.model, backend=backend)(*step.inputs, **step.keywords)
         step.loss_of(output).backward()
     with torch.no_grad():
-        return _values(partitioner.saved, ran, options)
+        return _values(_probes(partitioner.saved, ran, options), ran)
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,10 +134,10 @@ class _Probe:
         return None if choice.bits is None else choice
 
 
-def _values(
+def _probes(
     saved: Sequence[list[fx.Node]], ran: Sequence[tuple[fx.GraphModule, list[Any]]], options: CompileOptions
-) -> list[Value]:
-    """Return the values with their errors, from calls of the backward graphs with rounded arguments."""
+) -> list[_Probe]:
+    """Return what the graphs that ran save in codes by the backend's choice."""
     probes: list[_Probe] = []
     calls: Counter[int] = Counter()
     for number, (backward, _) in enumerate(ran):
@@ -152,22 +150,35 @@ def _values(
             if choice is None or choice.bits is None or choice.role not in ROUNDED or choice.table is not None:
                 continue
             probes.append(_Probe(node, choice, number, names.index(node.name), call, options))
+    return probes
+
+
+def _values(probes: Sequence[_Probe], ran: Sequence[tuple[fx.GraphModule, list[Any]]]) -> list[Value]:
+    """Return the values with their errors, from calls of the backward graphs with rounded arguments."""
     exact = [_tensors(graph(*arguments)) for graph, arguments in ran]
     scale = sum(product(g, g) for g in exact) or 1.0
     outputs = {probe: _reached(ran[probe.graph][0], probe.argument) for probe in probes}
     measured: dict[_Probe, tuple[float, float]] = {}
     local = _apart(probes, outputs)
-    for together in _by_graph(local):
+    for together in alike(local, lambda probe: str(probe.graph)):
         graph, arguments = ran[together[0].graph]
         found = _tensors(graph(*_rounded(arguments, together)))
         for probe in together:
             wrong = [found[i] - exact[probe.graph][i] for i in outputs[probe]]
             measured[probe] = product(wrong, wrong) / scale, 0.0
-    for equal in alike([p for p in probes if p not in measured], _kind_of):
+
+    def kind(probe: _Probe) -> str:
+        """Return the same text for the values of equal modules, roles and shapes."""
+        module = without_numbers(place_of(probe.node).rpartition(":")[0])
+        return f"{probe.graph} {module} {probe.choice.role} {probe.node.target} {probe.node.meta['val'].shape}"
+
+    for equal in alike([p for p in probes if p not in measured], kind):
         graph, arguments = ran[equal[0].graph]
         right = exact[equal[0].graph]
 
-        wrong_of = partial(_wrong, graph, arguments, right)
+        def wrong_of(few: Sequence[_Probe], graph: Any = graph, arguments: Any = arguments, right: Any = right) -> Any:
+            return difference(_tensors(graph(*_rounded(arguments, few))), right)
+
         if not equal[0].choice.is_to_nearest:
             measured.update(errors_of_each(equal, wrong_of, scale))
             continue
@@ -176,13 +187,6 @@ def _values(
             found = wrong_of(part)
             measured |= dict.fromkeys(part, (product(found, found) / scale / len(part), 0.0))
     return [_value(probe, *measured[probe], ran[probe.graph][1][probe.argument]) for probe in probes]
-
-
-def _wrong(
-    graph: fx.GraphModule, arguments: Sequence[Any], right: Sequence[Tensor], few: Sequence[_Probe]
-) -> list[Tensor]:
-    """Return the error of a backward graph's results with the arguments of some probes rounded."""
-    return difference(_tensors(graph(*_rounded(arguments, few))), right)
 
 
 def _value(probe: _Probe, noise: float, bias: float, x: Tensor) -> Value:
@@ -249,16 +253,3 @@ def _apart(probes: Sequence[_Probe], outputs: dict[_Probe, tuple[int, ...]]) -> 
             taken |= own
             found.append(probe)
     return found
-
-
-def _by_graph(probes: Sequence[_Probe]) -> list[list[_Probe]]:
-    found: defaultdict[int, list[_Probe]] = defaultdict(list)
-    for probe in probes:
-        found[probe.graph].append(probe)
-    return list(found.values())
-
-
-def _kind_of(probe: _Probe) -> str:
-    """Return the same text for the values of equal modules, roles and shapes."""
-    module = without_numbers(place_of(probe.node).rpartition(":")[0])
-    return f"{probe.graph} {module} {probe.choice.role} {probe.node.target} {probe.node.meta['val'].shape}"

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from textwrap import wrap
 from typing import Any
@@ -373,7 +373,10 @@ class Plan:
     def __str__(self) -> str:
         rows = [("saved by", "choice", "tensors", "exact", "now", "of the error", "time")]
         total = sum(c.noise + c.bias for c in self.choices)
-        for (name, text), group in _grouped(self.choices).items():
+        equal: defaultdict[tuple[str, str], list[Choice]] = defaultdict(list)  # of equal layers, which differ in number
+        for choice in self.choices:
+            equal[without_numbers(choice.target), choice.text].append(choice)
+        for (name, text), group in equal.items():
             error = sum(c.noise + c.bias for c in group)
             exact, now = sum(c.exact_bytes for c in group), sum(c.nbytes for c in group)
             seconds = sum(c.seconds for c in group)
@@ -415,28 +418,16 @@ def _plan_of(data: Any, source: str) -> Plan:
         raise FewbitError(f"{source}: not a plan: {error}") from None
 
 
-def _grouped(choices: Sequence[Choice]) -> dict[tuple[str, str], list[Choice]]:
-    """Return the choices by target without the numbers of layers, and method."""
-    found: defaultdict[tuple[str, str], list[Choice]] = defaultdict(list)
-    for choice in choices:
-        found[without_numbers(choice.target), choice.text].append(choice)
-    return found
-
-
 def signature(model: nn.Module) -> str:
     """Return a digest of the names and classes of a model's modules, and of its parameters' shapes, dtypes, and whether
     they are trained."""
     digest = hashlib.sha256()
     for name, module in model.named_modules():
-        digest.update(f"{name}:{_class_name(module)};".encode())
+        kind = type(module)
+        if any(base.__name__ == "FSDPModule" for base in kind.__bases__):
+            kind = kind.__bases__[-1]  # that it had before torch's `fully_shard` made a subclass of it
+        digest.update(f"{name}:{kind.__name__};".encode())
     for name, parameter in model.named_parameters():
-        kind = f"{tuple(parameter.shape)} {parameter.dtype} {parameter.requires_grad}"
-        digest.update(f"{name}:{kind};".encode())
+        form = f"{tuple(parameter.shape)} {parameter.dtype} {parameter.requires_grad}"
+        digest.update(f"{name}:{form};".encode())
     return digest.hexdigest()
-
-
-def _class_name(module: nn.Module) -> str:
-    """Return the name of a module's class: the one that it had before torch's `fully_shard` made a subclass of it."""
-    kind = type(module)
-    shards = [base for base in kind.__bases__ if base.__name__ == "FSDPModule"]
-    return kind.__bases__[-1].__name__ if shards else kind.__name__

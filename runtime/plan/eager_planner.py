@@ -1,7 +1,7 @@
 """Plans a step: measures it, solves the problem, and says what the solution takes.
 
 1  trace     a step that saves nothing: memory at each moment, and the life of each saved tensor (recorder.py)
-2  measure   what each way to save does to the gradient (ways/, trial.py), and what it takes of time (seconds.py)
+2  measure   what each way to save does to the gradient (ways/, errors.py), and what it takes of time (seconds.py)
 3  solve     one option for each tensor, within the memory at every moment (known.py, problem.py, solver.py)
 4  once more by ways that change the whole step, where that plan is not exact (ways/): the loss in chunks, MLPs in tiles
 5  carry out tables, recomputed blocks and hooks (fitted.py)
@@ -23,27 +23,26 @@ from ...tables.sizes import size_like
 from ..memory.listing import size_text
 from .compiled import CompiledKnown
 from .compiled_run import budget_runs
-from .document import Choice, PeakMemory, Plan, Point, signature
-from .errors import errors_by_shape
-from .frontier import points_of, timeline_of
-from .known import Known, WayToSave
-from .parallel import Alone, Parallel, Static
+from .document import Choice, PeakMemory, Plan, Point, Timeline, signature
+from .errors import Trial, errors_by_shape
+from .frontier import points_of
+from .known import Known, Way, WayToSave, carry_out, known_by
 from .problem import AND, EXACT, RECOMPUTE, Hold, Limits, Option, Price, Problem, Solution
 from .recorder import trace
 from .roofline import Roofline, device_of
 from .seconds import Measured, Speeds
 from .solver import Effort, TooLittleMemoryError, is_feasible, merge, solve, split
+from .static import Alone, Parallel, Static
 from .step import Step
 from .structure import structure_aside
-from .trial import Trial
 from .ways import WAYS_OF_STEPS, WAYS_TO_SAVE
-from .ways.way import Way, carry_out, known_by
 
 # Options that the solver is given at once. Of more, those of runs of equal layers are merged, to about so many: a
 # problem of 1,500 takes some seconds, one of 300 a second, and its plans' price is about 2 % higher.
 MOST_OPTIONS, MERGED_OPTIONS = 1500, 300
 _log = logging.getLogger("fewbit.plan")  # says at level INFO what is done, since that takes up to minutes
 BUDGETS = (1.0, 0.5, 0.0)  # of torch's, in pictures
+MOMENTS = 400  # most that a timeline keeps
 _NOTED = Effort(gap=1e-2)  # for what more memory would bring, which is not carried out
 
 
@@ -165,7 +164,10 @@ class Planner:
         _log.info("tracing a step")
         traced = trace(step)
         _log.info("timing the quantizers")
-        speeds = self.speeds or self._speeds()
+        speeds = self.speeds
+        if speeds is None:
+            is_here = not self.is_abstract and self.gpu is None
+            speeds = Measured(step) if is_here else Roofline(step, device_of(self.gpu or "a100"))
         if self.is_abstract:
             of_tensors = errors_by_shape(traced)
             errors = {m: e for way in self.ways for m, e in way.estimate(step, traced, of_tensors).items()}
@@ -183,11 +185,6 @@ class Planner:
     def ways(self) -> tuple[WayToSave, ...]:
         """The ways that a plan may take."""
         return tuple(way for way in WAYS_TO_SAVE if self.recompute or RECOMPUTE not in way.methods)
-
-    def _speeds(self) -> Speeds:
-        if self.is_abstract or self.gpu is not None:
-            return Roofline(self.step, device_of(self.gpu or "a100"))
-        return Measured(self.step)
 
     @property
     def is_abstract(self) -> bool:
@@ -350,6 +347,24 @@ def exact_peak(problem: Problem) -> int:
 def with_fewer_options(problem: Problem, known: Known | CompiledKnown) -> Problem:
     """Return what the solver is given."""
     return problem if len(problem.options) <= MOST_OPTIONS else merge(problem, known.kinds, MERGED_OPTIONS)
+
+
+def timeline_of(
+    problem: Problem,
+    chosen: Sequence[Option],
+    exact: Sequence[Option],
+    gradients: NDArray[np.int64],
+    backward: int,
+) -> Timeline:
+    """Return memory through the step, in at most `MOMENTS` moments: of each stretch the one with the most memory."""
+    usage = problem.usage(chosen)
+    stretch = -(-len(usage) // MOMENTS)
+    starts = range(0, len(usage), stretch)
+    at = np.array([start + int(np.argmax(usage[start : start + stretch])) for start in starts])
+    saved = usage - problem.base
+    exactly = problem.usage(exact) - problem.base
+    curves = exactly, saved, gradients, problem.base - gradients
+    return Timeline(*(tuple(map(int, curve[at])) for curve in curves), backward=backward // stretch)
 
 
 def _choices(option: Option, exact_bytes: Mapping[int, int]) -> Iterator[Choice]:

@@ -21,42 +21,14 @@ from ..memory.peak import no_collection
 from .document import PeakMemory
 from .eager_planner import Planner
 from .fitted import unfitted
-from .parallel import parallel_of
 from .planner import check_whole
 from .problem import Limits, Price
-from .seconds import Changed
-from .static import static_bytes
+from .seconds import Speeds
+from .static import parallel_of, static_bytes
 from .step import Loss, Step
 from .structure import structure_aside
 
 _ANY_TIME = 1e6  # times of an exact step: no plan is that slow
-
-
-class _Untimed:
-    """Times that nothing asks for: those of a roofline take a forward pass to count, a quarter of all that is done."""
-
-    step = 1.0
-
-    def forward(self, module: str) -> float:
-        return 0.0
-
-    def attention(self, module: str) -> float:
-        return 0.0
-
-    def codes(self, elements: int, bits: int, itemsize: int) -> float:
-        return 0.0
-
-    def outliers(self, elements: int, bits: int) -> float:
-        return 0.0
-
-    def rotated(self, elements: int, bits: int) -> float:
-        return 0.0
-
-    def transfer(self, nbytes: int) -> float:
-        return 0.0
-
-    def added(self, step: Step, changed: Changed, estimate: float = 0.0) -> float:
-        return 0.0
 
 
 @dataclass(frozen=True)
@@ -133,7 +105,8 @@ def fits(
         twin = _without_values(model)
         args, keywords = tree_map_only(Tensor, lambda t: t.to("meta"), (args, keywords))
         step = Step(twin, args, keywords, loss)
-        planner = Planner(step, Limits(time=_ANY_TIME), Price(), static, None, recompute, 0, kind, _Untimed())
+        # Nothing asks for times, and a roofline takes a forward pass to count, a quarter of all that is done.
+        planner = Planner(step, Limits(time=_ANY_TIME), Price(), static, None, recompute, 0, kind, Speeds())
         plan = planner.least()
     return Fits(given, plan.peak, plan.exact_peak, plan.error)
 

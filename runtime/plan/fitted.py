@@ -6,7 +6,7 @@ fitted.undo()
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from typing import Any
@@ -19,20 +19,20 @@ from ..convert.find import FITTED
 from ..convert.preact_chains import owners_of_chains
 from ..layers.offload import Swapper
 from ..layers.saver import QuantizerSaver, Saver
-from ..quantizers import Compressed, PerGroup, Quantizer
+from ..quantizers import PerGroup, Quantizer
 from ..saved.checkpoint import blocks_of
 from ..saved.forms import Exactly
 from ..tensors.checks import check_integer
 from .document import Choice, Plan
 from .exact_layers import OUTSIDE, ExactLayers, layers_of
-from .places import OF_OUTPUT, Places
+from .known import carry_out
+from .places import OF_OUTPUT, Places, Policy
 from .problem import GATED, OF_STEPS, OUTPUT, RECOMPUTE, Limits
 from .step import elements_of, shapes_of, stretched, without_cache
 from .structure import Change, Structure, undo_changes
 from .ways import WAYS_OF_STEPS, WAYS_TO_SAVE
 from .ways.float8 import operands_of
 from .ways.tensors import quantizer_of
-from .ways.way import carry_out
 
 Again = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Plan], Plan]
 
@@ -54,9 +54,13 @@ class Fitted:
 
     def __init__(self, model: nn.Module, plan: Plan, again: Again) -> None:
         plan.check_model(model)
-        undo_fit(model)
+        if (earlier := vars(model).get(FITTED)) is not None:
+            earlier.undo()
         self.model, self.plan = model, plan
-        self.limits = _limits_of(plan)
+        # Plans that are made again keep the limits of this one, or the memory that it takes.
+        self.limits = Limits(**plan.limits)  # pyright: ignore[reportArgumentType]
+        if self.limits.memory is None:
+            self.limits = Limits(memory=plan.peak.total)
         self.guard, self.exact = None, ExactLayers()
         self._again = again
         self._changes: list[Change] = []
@@ -94,9 +98,16 @@ class Fitted:
 
     def _use(self, plan: Plan) -> None:
         if plan.compiled:
-            self.model.compile(backend="fewbit", options=self._compile_options(plan))
+            options, bits = plan.compile_options, plan.compile_options["bits"]
+            if self.exact.names:
+                if isinstance(bits, dict):
+                    bits = {place: each for place, each in bits.items() if place not in self.exact}
+                bits = None if OUTSIDE in self.exact.names else bits
+                options = {**options, "bits": bits, "keep": self.exact.names}
+            self.model.compile(backend="fewbit", options=options)
             return
-        choices = self._choices(plan)
+        # Ways to compute a step round nothing, and stay in layers that are exact.
+        choices = [c for c in plan.choices if c.method in OF_STEPS or c.target not in self.exact]
         carry_out(WAYS_OF_STEPS, self.model, choices)
         # Computed again, an exact block takes less than it would in codes.
         blocks = {*blocks_of(self.model)} - {choice.target for choice in choices if choice.method in OF_STEPS}
@@ -106,19 +117,6 @@ class Fitted:
             way.carry_out(self.model, [choice for choice in choices if choice.method in way.methods])
         self._policy.use(choices, self.exact, operands_of(self.model, choices))
         self._policy.owners = frozenset(owners_of_chains(self.model))
-
-    def _choices(self, plan: Plan) -> list[Choice]:
-        """Return the choices of a plan outside the exact layers, and those of ways of the step, which round nothing."""
-        return [c for c in plan.choices if c.method in OF_STEPS or c.target not in self.exact]
-
-    def _compile_options(self, plan: Plan) -> dict[str, Any]:
-        options = plan.compile_options
-        if not self.exact.names:
-            return options
-        bits = options["bits"]
-        if isinstance(bits, dict):
-            bits = {place: each for place, each in bits.items() if place not in self.exact}
-        return {**options, "bits": None if OUTSIDE in self.exact.names else bits, "keep": self.exact.names}
 
     @property
     def unknown(self) -> tuple[str, ...]:
@@ -263,12 +261,6 @@ class _RefreshingCompiled(_Refreshing):
         return self._compiled(*inputs, **keywords)
 
 
-def _limits_of(plan: Plan) -> Limits:
-    """Return the limits that plans made again keep: those of a plan, or the memory that it takes."""
-    limits = Limits(**plan.limits)  # pyright: ignore[reportArgumentType]
-    return Limits(memory=plan.peak.total) if limits.memory is None else limits
-
-
 @contextmanager
 def unfitted(model: nn.Module) -> Iterator[None]:
     """Leave a model as it was before `fit`, if it is fitted, within this block."""
@@ -277,14 +269,7 @@ def unfitted(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def undo_fit(model: nn.Module) -> None:
-    """Undo an earlier `fit` of the model, if there is one."""
-    fitted = vars(model).get(FITTED)
-    if fitted is not None:
-        fitted.undo()
-
-
-class _Planned:
+class _Planned(Policy):
     """The policy that carries out a plan.
 
     Attributes:
@@ -298,62 +283,45 @@ class _Planned:
         self.owners: frozenset[str] = frozenset()
         self.unknown: set[str] = set()
         self.exact = ExactLayers()
-        self._besides: dict[str, list[str]] = {}  # what gated MLPs save besides their parts, in order
+        # What gated MLPs save besides their parts, in order: such an MLP counts only these tensors.
+        self._besides: dict[str, list[str]] = {}
         self._operands: Mapping[str, Quantizer] = {}  # in float8, by place
         self._swapper = Swapper()
 
     def choose(self, place: str, x: Tensor, function: str) -> Quantizer:
-        place = self._as_planned(place)
+        module, _, number = place.rpartition(":")
+        besides = self._besides.get(module, ())
+        if number.isdigit() and int(number) < len(besides):
+            place = besides[int(number)]
         choice = self.choices.get(place) or self.choices.get(place.rpartition(OF_OUTPUT)[0])
-        if self.saves_output(place.rpartition(":")[0]) or place in self.exact:
+        if self.saves_output(module) or place in self.exact:
             return Exactly()
-        if choice is None:
-            if x.requires_grad and place.rpartition(":")[0] not in self.owners:
-                self._note_unknown(place)
-            return Exactly()
-        return self._operands.get(choice.target) or quantizer_of(choice, self._swapper) or Exactly()
-
-    def _note_unknown(self, place: str) -> None:
-        if not self.unknown:
-            warnings.warn(
-                f"fewbit: the plan does not know {place}, which is saved exactly, so a step may take more memory than "
-                "it says: plan for the model as it trains",
-                stacklevel=2,
-            )
-        self.unknown.add(place)
+        if choice is not None:
+            return self._operands.get(choice.target) or quantizer_of(choice, self._swapper) or Exactly()
+        if x.requires_grad and module not in self.owners:
+            if not self.unknown:
+                warnings.warn(
+                    f"fewbit: the plan does not know {place}, which is saved exactly, so a step may take more memory "
+                    "than it says: plan for the model as it trains",
+                    stacklevel=2,
+                )
+            self.unknown.add(place)
+        return Exactly()
 
     def use(self, choices: Sequence[Choice], exact: ExactLayers, operands: Mapping[str, Quantizer]) -> None:
         """Carry out these choices from now on; save all in the layers `exact` exactly, and `operands` in float8."""
         self.exact, self._operands = exact, operands
         self.choices = {choice.target: choice for choice in choices}
-        self._besides = {c.target: _places_in(self.choices, c.target) for c in choices if c.method == GATED}
-
-    def _as_planned(self, place: str) -> str:
-        """Return the place's name in the plan: a gated MLP that saves parts counts only its other tensors."""
-        module, _, number = place.rpartition(":")
-        besides = self._besides.get(module, ())
-        return besides[int(number)] if number.isdigit() and int(number) < len(besides) else place
+        self._besides = {}
+        for module in (choice.target for choice in choices if choice.method == GATED):
+            of_module = (target.partition(":") for target in self.choices if target.startswith(f"{module}:"))
+            numbers = sorted(int(number) for _, _, number in of_module if number.isdigit())
+            self._besides[module] = [f"{module}:{number}" for number in numbers]
 
     def saves_output(self, module: str) -> bool:
         choice = self.choices.get(module)
         return choice is not None and choice.method == OUTPUT
 
-    def share(self, compressed: Compressed, module: str) -> None: ...
-
-    def keep(self, x: Tensor, module: str, in_bits: bool) -> None: ...
-
     def attend(self, attention: str, query: Tensor, key: Tensor, value: Tensor) -> Saver | None:
         choice = self.choices.get(attention)
         return None if choice is None else QuantizerSaver(PerGroup(choice.bits or 0))
-
-    def attended(self, attention: str, output: Tensor) -> None: ...
-
-    def enter(self, module: str, given: list[Tensor]) -> None: ...
-
-    def leave(self, module: str, returned: object) -> None: ...
-
-
-def _places_in(targets: Iterable[str], module: str) -> list[str]:
-    """Return the places of a module among targets, in the order of saving."""
-    numbers = (target.removeprefix(f"{module}:") for target in targets if target.startswith(f"{module}:"))
-    return [f"{module}:{number}" for number in sorted(int(n) for n in numbers if n.isdigit())]

@@ -1,37 +1,15 @@
-"""What a plan is compared with: plans for other memories, other ways to train, and memory through the step."""
+"""What a plan is compared with: plans for other memories, and other ways to train."""
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Callable, Sequence
 
 from ...tables import FewbitError
-from .document import Point, Timeline
+from .document import Point
 from .problem import EXACT, RECOMPUTE, Limits, Option, Price, Problem
 from .solver import solve
 
 _log = logging.getLogger("fewbit.plan")
-MOMENTS = 400  # most that a timeline keeps
 _UNIFORM = (2, 3, 4, 6, 8)
-
-
-def timeline_of(
-    problem: Problem,
-    chosen: Sequence[Option],
-    exact: Sequence[Option],
-    gradients: NDArray[np.int64],
-    backward: int,
-) -> Timeline:
-    """Return memory through the step, in at most `MOMENTS` moments: of each stretch the one with the most memory."""
-    usage = problem.usage(chosen)
-    stretch = -(-len(usage) // MOMENTS)
-    starts = range(0, len(usage), stretch)
-    at = np.array([start + int(np.argmax(usage[start : start + stretch])) for start in starts])
-    saved = usage - problem.base
-    exactly = problem.usage(exact) - problem.base
-    curves = exactly, saved, gradients, problem.base - gradients
-    return Timeline(*(tuple(map(int, curve[at])) for curve in curves), backward=backward // stretch)
 
 
 Uniform = Callable[[int], Sequence[Option]]
@@ -47,8 +25,17 @@ def points_of(problem: Problem, merged: Problem, uniform: Uniform, count: int, p
         count: number of plans.
         price: by which plans are compared.
     """
-    exact = [o for o in problem.options if o.method == EXACT]
-    points = [_point("exact", problem, exact), *_others(problem, uniform)]
+    of_tensor = {o.covers[0]: o for o in problem.options if o.method == EXACT}
+    points = [_point("exact", problem, list(of_tensor.values()))]
+    for bits in _UNIFORM:
+        few = {o.covers[0]: o for o in uniform(bits)}
+        points.append(_point(f"{bits} bits", problem, list({**of_tensor, **few}.values())))
+    blocks = [o for o in problem.options if o.method == RECOMPUTE and o.bits is None]
+    outermost = [o for o in blocks if not any(set(o.covers) < set(other.covers) for other in blocks)]
+    if outermost:
+        covered = {i for o in outermost for i in o.covers}
+        rest = [o for i, o in of_tensor.items() if i not in covered]
+        points.append(_point("checkpointing", problem, [*outermost, *rest]))
     least = int(solve(merged, Limits(time=1e6), price).price)
     most = points[0].memory
     for i in range(count):
@@ -59,19 +46,6 @@ def points_of(problem: Problem, merged: Problem, uniform: Uniform, count: int, p
         except FewbitError:  # just below the least
             continue
     return tuple(points)
-
-
-def _others(problem: Problem, uniform: Uniform) -> Iterable[Point]:
-    of_tensor = {o.covers[0]: o for o in problem.options if o.method == EXACT}
-    for bits in _UNIFORM:
-        few = {o.covers[0]: o for o in uniform(bits)}
-        yield _point(f"{bits} bits", problem, list({**of_tensor, **few}.values()))
-    blocks = [o for o in problem.options if o.method == RECOMPUTE and o.bits is None]
-    outermost = [o for o in blocks if not any(set(o.covers) < set(other.covers) for other in blocks)]
-    if outermost:
-        covered = {i for o in outermost for i in o.covers}
-        rest = [o for i, o in of_tensor.items() if i not in covered]
-        yield _point("checkpointing", problem, [*outermost, *rest])
 
 
 def _point(name: str, problem: Problem, chosen: Sequence[Option]) -> Point:

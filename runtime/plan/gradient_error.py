@@ -39,9 +39,21 @@ from ..layers.huggingface import Conv1D
 from ..layers.saver import Saver, last_innermost
 from ..quantizers import Compressed, Outlier, PerGroup, Rotated
 from ..tensors.dtypes import sum_of_squares
-from .bits import BITS, LINEAR, PROBE, ROTATED_BITS
-from .errors import Errors, alike, difference, errors_of_each, finite, product, together, total
-from .places import Places
+from .errors import (
+    BITS,
+    LINEAR,
+    PROBE,
+    ROTATED_BITS,
+    Errors,
+    alike,
+    difference,
+    errors_of_each,
+    finite,
+    product,
+    together,
+    total,
+)
+from .places import Places, Policy
 from .step import Step
 from .trace import Attention
 
@@ -63,7 +75,7 @@ def measure_errors(step: Step, kinds: Mapping[str, str]) -> tuple[dict[str, Erro
             loss, output = step.forward()
         del output
         parameters = step.parameters
-        names = {id(p): name for name, p in step.model.named_parameters()}
+        modules, names = dict(step.model.named_modules()), {id(p): name for name, p in step.model.named_parameters()}
         owners = [names[id(p)].rpartition(".")[0] for p in parameters]
         gradient = _Gradient(loss, parameters, prober)
         exact = gradient.of(())
@@ -73,7 +85,9 @@ def measure_errors(step: Step, kinds: Mapping[str, str]) -> tuple[dict[str, Erro
         probes = prober.living()
         result: dict[str, Errors] = {}
         rotated: dict[str, Errors] = {}
-        local = [probe for probe in probes if _is_local(probe, step.model)]
+        # What serves the gradients of the weights of linear layers alone errs in these alone.
+        of_linear = [probe for probe in probes if probe.function in LINEAR]
+        local = [p for p in of_linear if all(isinstance(modules.get(user), _LINEAR) for user in p.users)]
         for found, turned in ((result, False), (rotated, True)) if local else ():
             first = gradient.of(local, turned=turned)
             of_module: defaultdict[str, float] = defaultdict(float)
@@ -91,7 +105,7 @@ def measure_errors(step: Step, kinds: Mapping[str, str]) -> tuple[dict[str, Erro
         for segment in together(served, lambda probe: kinds.get(probe.place, probe.place)):
             noise, bias = gradient.errors_of_halves(segment, exact)
             for probe in segment:
-                outliers[probe.place] = probe.errors_with_outliers(noise, bias)
+                outliers[probe.place] = _scaled(noise, bias, outliers_variances(probe.x))
         del loss, gradient, served
     gc.collect()
     return finite(result), finite(outliers), finite(rotated)
@@ -134,12 +148,6 @@ def _wrong_of_attentions(
 ) -> list[Tensor]:
     """Return the error of the gradient with the attentions of these names computed again from rounded tensors."""
     return gradient.wrong(exact, [probe for name in names for probe in probes[name]])
-
-
-def _is_local(probe: "_Probe", model: nn.Module) -> bool:
-    """Return whether a tensor serves the gradients of the weights of linear layers alone."""
-    modules = dict(model.named_modules())
-    return probe.function in LINEAR and all(isinstance(modules.get(user), _LINEAR) for user in probe.users)
 
 
 @dataclass
@@ -190,18 +198,12 @@ class _Probe:
             return Rotated(PROBE).compress(self.x).decompress()
         if self.prober.half is None:
             return self.quantizer.compress(self.x).decompress()
-        return self._half(outliers_of(PROBE).compress(self.x).decompress(), self.prober.half)
-
-    def _half(self, rounded: Tensor, half: int) -> Tensor:
-        """Return the tensor with one half of it, along its first dimension above 1, from `rounded`."""
+        # One half alone, along the first dimension above 1.
+        rounded = outliers_of(PROBE).compress(self.x).decompress()
         dim = next((d for d in range(self.x.dim()) if self.x.shape[d] > 1), 0)
         middle = self.x.shape[dim] // 2
-        parts = [(rounded, self.x), (self.x, rounded)][half]
+        parts = [(rounded, self.x), (self.x, rounded)][self.prober.half]
         return torch.cat([part.tensor_split([middle], dim)[i] for i, part in enumerate(parts)], dim)
-
-    def errors_with_outliers(self, noise: float, bias: float) -> Errors:
-        """Return the same for all numbers of bits, with outliers."""
-        return _scaled(noise, bias, outliers_variances(self.x))
 
     def errors_turned(self, noise: float) -> Errors:
         """Return the same for `ROTATED_BITS`, with groups that are turned, which have no bias."""
@@ -258,12 +260,8 @@ def _sample(x: Tensor) -> Tensor:
 
 def quantization_variances(x: Tensor, quantizer: PerGroup) -> dict[int, float]:
     """Return the sum of squared errors of `x`, or of its first elements, quantized with each number of bits."""
-    rows = _sample(x)
-    found = {}
-    for bits in BITS:
-        back = PerGroup(bits, quantizer.group_size).compress(rows).decompress()
-        found[bits] = sum_of_squares(back - rows)
-    return found
+    rows, size = _sample(x), quantizer.group_size
+    return {bits: sum_of_squares(PerGroup(bits, size).compress(rows).decompress() - rows) for bits in BITS}
 
 
 @dataclass(frozen=True)
@@ -296,7 +294,7 @@ class _ProbingRows(Saver):
     def observe(self, gradient: Tensor, rstd: Tensor | None = None) -> None: ...
 
 
-class _Prober:
+class _Prober(Policy):
     """The policy that saves all tensors exactly, until a backward pass asks for some of them rounded.
 
     Args:
@@ -317,20 +315,9 @@ class _Prober:
     def choose(self, place: str, x: Tensor, function: str) -> Any:
         return _Probing(self, place, function, PerGroup(PROBE))
 
-    def saves_output(self, module: str) -> bool:
-        return False
-
     def share(self, compressed: Any, module: str) -> None:
         if isinstance(compressed, _Probe) and module not in compressed.users:
             compressed.users.append(module)
 
-    def keep(self, x: Tensor, module: str, in_bits: bool) -> None: ...
-
     def attend(self, attention: str, query: Tensor, key: Tensor, value: Tensor) -> Saver | None:
         return _ProbingRows(_Probing(self, f"{attention}-", "", PerGroup(PROBE))) if self.again else None
-
-    def attended(self, attention: str, output: Tensor) -> None: ...
-
-    def enter(self, module: str, given: list[Tensor]) -> None: ...
-
-    def leave(self, module: str, returned: object) -> None: ...

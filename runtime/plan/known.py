@@ -1,29 +1,37 @@
-"""What is known of a step when its plan is solved, and what a way to save its tensors is.
+"""What is known of a step when its plan is solved, and what a way to save its tensors, or to compute it, is.
 
     way.measure     what it does to the gradient          (or way.estimate, for a model without values)
     way.options     what it holds, saves and takes, for each tensor or module that it can serve
     way.carry_out   changes the model as the chosen options say; tensors by their place are left to hooks (fitted.py)
 
-The ways are in ways/, a file each, and `WAYS_TO_SAVE` lists them; nothing else knows which there are.
+A `WayToSave` offers options for one problem. A `Way` changes the memory of a step at every moment: a plan with it is
+solved for a trace of its own, beside the plan without it; what rounding does to the gradient stays what it was. The
+ways are in ways/, a file each, which also lists them; nothing else knows which there are.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from ..convert.api import convert_beside
 from .document import Choice
-from .errors import Errors
+from .errors import Errors, Trial
 from .places import without_numbers
 from .problem import GROUPS, Hold, Option, Problem
-from .seconds import Speeds
+from .recorder import trace
+from .seconds import Changed, Speeds
 from .step import Step
+from .structure import structure_aside
 from .trace import Trace, Traced, codes_bytes
-from .trial import Trial
 
+# What lowers the least peak of a step by a smaller share is not worth another solution: no plan could gain more.
+WORTH = 1 / 50
 ErrorsOfMethods = Mapping[str, Mapping[str, Errors]]  # by method, and by target: a place, or the name of a module
 
 
@@ -149,3 +157,133 @@ class Known:
             return f"in the forward pass of {min(inside)[1] or 'the model'}" if inside else "after the forward pass"
         ahead = [(x.freed, x.module) for x in self.trace.tensors if x.freed >= at]
         return f"in the backward pass of {min(ahead)[1] or 'the model'}" if ahead else "after the backward pass"
+
+
+def convert_chosen(model: nn.Module, choices: Sequence[Choice], config: Callable[[Choice], Any]) -> None:
+    """Convert the modules that choices name, those of one config together.
+
+    Args:
+        model: changed in place.
+        choices: by modules.
+        config: returns the config of `convert` that a choice stands for; equal choices have equal ones.
+    """
+    converted: dict[Any, list[str]] = {}
+    for choice in choices:
+        converted.setdefault(config(choice), []).append(choice.target)
+    for method, names in converted.items():
+        convert_beside(model, method, include=names)
+
+
+# ---- ways to compute a step ------------------------------------------------------------------------------------------
+
+
+class Way(Protocol):
+    """One way, exact but for the order of sums."""
+
+    @property
+    def method(self) -> str:
+        """The method of its choices, one of `METHODS`."""
+        ...
+
+    @property
+    def computes_again(self) -> bool:
+        """Whether it repeats parts of the forward pass, which a plan with `recompute=False` may not."""
+        ...
+
+    def targets(self, known: Known, step: Step) -> Sequence[str]:
+        """Return the modules that it would change, by name; none where it cannot save `WORTH`."""
+        ...
+
+    def carry_out(self, model: nn.Module, targets: Sequence[str]) -> None:
+        """Change a model."""
+        ...
+
+    def seconds(self, known: Known, targets: Sequence[str]) -> float:
+        """Return an estimate of what it adds to a step, where none can run."""
+        ...
+
+    def choices(
+        self, model: nn.Module, targets: Sequence[str], before: Trace, after: Trace, seconds: float
+    ) -> Iterator[Choice]:
+        """Yield a choice for each target.
+
+        Args:
+            model: of the step.
+            targets: names of modules.
+            before, after: the step without this way and with it.
+            seconds: that it adds to a step.
+        """
+        ...
+
+    def adapted(self, known: Known, targets: Sequence[str]) -> Known:
+        """Return what is known of a step that is traced by this way, with the errors of what it saves anew."""
+        ...
+
+
+def known_by(ways: Sequence[Way], known: Known, step: Step, changed: Changed) -> Known | None:
+    """Return what is known of a step that is computed by ways besides, traced once; None where they save nothing.
+
+    Args:
+        ways: one or several; None is returned where the last has nothing to change, too.
+        known: of the step as it is, or by other ways.
+        step: as it is.
+        changed: changes the model by these others.
+    """
+    targets_of: dict[Way, tuple[str, ...]] = {}
+    planned = known
+    for way in ways:
+        if targets := tuple(way.targets(planned, step)):
+            targets_of[way] = targets
+            choices = (Choice(name, way.method, None, 0, 0, 0.0, 0.0, 0.0) for name in targets)
+            planned = replace(planned, changes=(*planned.changes, *choices))
+    if ways[-1] not in targets_of:
+        return None
+
+    @contextmanager
+    def by_all() -> Iterator[None]:
+        with structure_aside(step.model):
+            for way, names in targets_of.items():
+                way.carry_out(step.model, names)
+            yield
+
+    try:
+        with changed(), by_all():
+            traced = trace(step)
+    except Exception:  # a user's code may do anything with tensors that have no memory, such as logits
+        return None
+    if int(traced.base.max()) >= int(known.trace.base.max()):
+        return None  # such as logits that something reads
+    estimates = {way: way.seconds(known, targets) for way, targets in targets_of.items()}
+    left, found = known.speeds.added(step, by_all, sum(estimates.values())), replace(known, trace=traced)
+    for way, targets in targets_of.items():
+        seconds = left if way is ways[-1] else min(left, estimates[way])
+        choices = way.choices(step.model, targets, known.trace, traced, seconds)
+        found = way.adapted(replace(found, changes=(*found.changes, *choices)), targets)
+        left -= seconds
+    return found
+
+
+def carry_out(ways: Iterable[Way], model: nn.Module, choices: Iterable[Choice]) -> None:
+    """Change a model by those of the choices that are ways'."""
+    by_method = {way.method: way for way in ways}
+    own = (choice for choice in choices if choice.method in by_method)
+    for method, group in groupby(own, key=lambda choice: choice.method):
+        by_method[method].carry_out(model, [choice.target for choice in group])
+
+
+def choices_of_batch(
+    ways: Iterable[Way], model: nn.Module, changes: Iterable[Choice], before: Trace, after: Trace
+) -> Iterator[Choice]:
+    """Yield the choices of ways, of which each says what it saves in the step of another batch.
+
+    Args:
+        ways: all there are.
+        model: of the step.
+        changes: the choices for the batch that was measured.
+        before, after: the step as it is, and by all these ways.
+    """
+    by_method = {way.method: way for way in ways}
+    for method, group in groupby(changes, key=lambda choice: choice.method):
+        own = [*group]
+        seconds = sum(choice.seconds for choice in own)
+        yield from by_method[method].choices(model, [choice.target for choice in own], before, after, seconds)

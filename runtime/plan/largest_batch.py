@@ -1,18 +1,16 @@
 """The largest batch that fits into a memory, and its plan."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ...tables import FewbitError
 from .document import Choice, Plan
 from .eager_planner import Planner
-from .known import Known
+from .known import Known, choices_of_batch
 from .recorder import trace
-from .search import largest_by_trial
 from .seconds import Scaled
 from .trace import Trace, scaled
 from .ways import WAYS_OF_STEPS
-from .ways.way import choices_of_batch
 
 MOST_SAMPLES = 1 << 24  # above which a step is said not to grow with its batch
 
@@ -22,7 +20,7 @@ def plan_largest(planner: Planner) -> Plan:
 
     Where memory grows evenly with the batch, traces of the batch and of twice the batch tell it for any other, and
     the search begins at the one that they tell; that of a contrastive loss grows with its square, so every batch
-    that is tried is traced itplanner. Errors are taken as those of the given batch.
+    that is tried is traced itself. Errors are taken as those of the given batch.
     """
     samples, plain = planner.step.samples, planner.measured_eagerly()
     known = planner.by_all_ways(plain)  # what saves most
@@ -101,3 +99,30 @@ def _expected(planner: Planner, known: Known, double: Trace, samples: int) -> in
         return planner.is_feasible(scaled_to(count))
 
     return max(2 * samples, largest_by_trial(fits, 2 * samples))
+
+
+def largest_by_trial(fits: Callable[[int], bool], guess: int = 1, tolerance: float = 0.0) -> int:
+    """Return the largest number for which `fits` is true, or 0; it is true up to some number and false beyond.
+
+    Strides from the guess double until the number is between two trials, which are then bisected.
+
+    Args:
+        fits: of a number of 1 or more.
+        guess: the first number to try.
+        tolerance: share of the number by which the result may be too small; the first stride is twice as long.
+    """
+    stride = max(1, round(2 * tolerance * guess))
+    if fits(guess):
+        low, high = guess, guess + stride
+        while fits(high):
+            stride *= 2
+            low, high = high, high + stride
+    else:
+        low, high = max(0, guess - stride), guess
+        while low and not fits(low):
+            stride *= 2
+            low, high = max(0, low - stride), low
+    while high - low > max(1, tolerance * low):
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

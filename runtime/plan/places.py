@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import get_ident
 from types import MethodType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,40 +42,35 @@ def within(module: str, other: str) -> bool:
     return module == other or module.startswith(f"{other}.")
 
 
-class Policy(Protocol):
-    """Decides how tensors are saved, by place."""
+class Policy:
+    """Decides how tensors are saved, by place, and is told the rest, which one that only saves leaves as it is."""
 
     def choose(self, place: str, x: Tensor, function: str) -> Quantizer:
         """Return the quantizer of `x`, which the torch function of this name saves at `place`."""
-        ...
+        raise NotImplementedError
 
     def saves_output(self, module: str) -> bool:
         """Return whether `module` saves its output, unlike when the plan was made; another one saves it then too."""
-        ...
+        return False
 
     def share(self, compressed: Compressed, module: str) -> None:
         """Note that `module` saves again what `compressed` was made of."""
-        ...
 
     def keep(self, x: Tensor, module: str, in_bits: bool) -> None:
         """Note that `module` saves `x` exactly, by the rules of `compress_saved_tensors`: as it is, or in bits."""
-        ...
 
     def attend(self, attention: str, query: Tensor, key: Tensor, value: Tensor) -> Saver | None:
         """Return what saves query, key and value if the attention of this name is computed again, else None."""
-        ...
+        return None
 
     def attended(self, attention: str, output: Tensor) -> None:
         """Note what the attention returns."""
-        ...
 
     def enter(self, module: str, given: list[Tensor]) -> None:
         """Note that the forward pass of `module` begins, with the tensors `given`."""
-        ...
 
     def leave(self, module: str, returned: object) -> None:
         """Note that the forward pass of `module` ends, and what it returns."""
-        ...
 
 
 class Places:

@@ -30,9 +30,8 @@ from .eager_planner import Planner
 from .fitted import Fitted, unfitted
 from .guard import EVERY, guard_fit
 from .largest_batch import plan_largest
-from .parallel import Shards, parallel_of
 from .problem import RECOMPUTE, Limits, Price
-from .static import static_bytes
+from .static import Shards, parallel_of, static_bytes
 from .step import Loss, Step
 from .structure import structure_aside
 

@@ -13,7 +13,7 @@ memory of a step that saves none of the tensors: activations while they are used
 Moments count the allocations of a traced step (recorder.py).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -224,8 +224,3 @@ class Solution:
     def seconds(self) -> float:
         """What the options add to a step."""
         return sum(option.seconds for option in self.chosen)
-
-
-def of_each(problem: Problem, chosen: Sequence[Option]) -> dict[int, Option]:
-    """Return the chosen option of each tensor."""
-    return {i: option for option in chosen for i in option.covers}

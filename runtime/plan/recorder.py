@@ -24,7 +24,7 @@ from ..saved.forms import Exactly
 from ..tensors.abstract import scratch
 from ..tensors.layout import as_dense
 from ..tensors.spec import TensorSpec
-from .places import Places
+from .places import Places, Policy
 from .problem import Hold
 from .step import Step
 from .trace import NUMBERS, Attention, Given, Kept, Span, Trace, Traced
@@ -47,8 +47,9 @@ def trace(step: Step) -> Trace:
             loss, output = step.forward()
         backward = recorder.now
         loss.backward()
-        recorder.finish()
-        gradients = {n for p in step.parameters for n in _numbers(tracker, p.grad)}
+        recorder.end = recorder.now
+        parts = (part for p in step.parameters if p.grad is not None for part in parts_of(p.grad))
+        gradients = {number for part in parts if (number := tracker.number_of(part)) is not None}
         del loss, output
         living = tracker.living
     if profiler is not None:
@@ -56,13 +57,6 @@ def trace(step: Step) -> Trace:
     found = recorder.trace(backward, gradients)
     left = max(0, living - int(found.gradients[-1]))
     return replace(found, base=found.base + (0 if profiler is None else NUMBERS), left=left)
-
-
-def _numbers(tracker: StorageTracker, x: Tensor | None) -> Iterator[int]:
-    for part in () if x is None else parts_of(x):
-        number = tracker.number_of(part)
-        if number is not None:
-            yield number
 
 
 @dataclass(eq=False)
@@ -126,7 +120,7 @@ class _Drop:
         return self.recorder.drop(x, self.place, self.function)
 
 
-class _Recorder:
+class _Recorder(Policy):
     """The policy that drops all tensors and records their lives."""
 
     def __init__(self, tracker: StorageTracker) -> None:
@@ -135,15 +129,13 @@ class _Recorder:
         self.calls: dict[str, list[Span]] = {}
         self.saves: list[int] = []
         self._open: dict[str, list[int]] = {}
-        self._kept: dict[
-            tuple[int, bool], set[str]
-        ] = {}  # number of a storage, whether in bits -> modules that save it
+        self._kept: dict[tuple[int, bool], set[str]] = {}  # modules, by number of the storage and whether in bits
         self._inputs: dict[str, dict[int, tuple[tuple[int, ...], torch.dtype, bool]]] = {}  # by number of the storage
         self._outputs: dict[str, int] = {}
         self._versions: dict[int, int] = {}  # of outputs when their modules returned them
         self._attentions: list[_Attended] = []
         self._attention: _Attended | None = None  # that is running
-        self._end = -1
+        self.end = -1  # the moment at which the step ends
 
     @property
     def now(self) -> int:
@@ -173,9 +165,6 @@ class _Recorder:
 
     def free(self, life: _Life) -> None:
         life.freed = self.now
-
-    def saves_output(self, module: str) -> bool:
-        return False
 
     def share(self, compressed: Any, module: str) -> None:
         self.saves.append(self.now)
@@ -217,13 +206,9 @@ class _Recorder:
             self._versions[number] = returned._version
         self.calls.setdefault(module, []).append(Span(self._open[module].pop(), self.now))
 
-    def finish(self) -> None:
-        """Note the end of the step."""
-        self._end = self.now
-
     def trace(self, backward: int, gradients: set[int]) -> Trace:
         """Return what was recorded."""
-        end = self._end
+        end = self.end
         storages = _storages(self.tracker, end)
         tensors, index = [], dict[str, int]()
         for life in self.lives:

@@ -13,7 +13,7 @@ from ...tables import FewbitError
 from ...tables.errors import shown
 from ...tables.names import nearest_names
 from ..tensors.leaves import tensors_among
-from .seconds import Changed
+from .seconds import Changed, Speeds
 from .step import Step
 
 
@@ -59,7 +59,7 @@ def device_of(name: str) -> Device:
     return DEVICES[name]
 
 
-class Roofline:
+class Roofline(Speeds):
     """Times by operations and bytes, for a device that is not there.
 
     An operation takes as long as its arithmetic or its memory traffic, whichever is longer.

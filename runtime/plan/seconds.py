@@ -12,10 +12,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median, median_low
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
@@ -35,41 +35,41 @@ CALL = 30e-6  # seconds of Python that a tensor takes in hooks, there and back
 Changed = Callable[[], AbstractContextManager[None]]  # a model is changed within its block
 
 
-class Speeds(Protocol):
-    """Seconds of a step and of what a plan may add to it."""
+class Speeds:
+    """Seconds of a step and of what a plan may add to it: here a unit, and nothing, where nobody asks for times."""
 
     @property
     def step(self) -> float:
         """Of an exact step."""
-        ...
+        return 1.0
 
     def forward(self, module: str) -> float:
         """Of the forward pass of a module, by name."""
-        ...
+        return 0.0
 
     def attention(self, module: str) -> float:
         """Of one `scaled_dot_product_attention` that a module calls, in the forward pass."""
-        ...
+        return 0.0
 
     def codes(self, elements: int, bits: int, itemsize: int) -> float:
         """To quantize and dequantize a tensor once each."""
-        ...
+        return 0.0
 
     def outliers(self, elements: int, bits: int) -> float:
         """To quantize and dequantize a tensor whose largest numbers are saved exactly."""
-        ...
+        return 0.0
 
     def rotated(self, elements: int, bits: int) -> float:
         """To quantize and dequantize a tensor in groups that are turned."""
-        ...
+        return 0.0
 
     def transfer(self, nbytes: int) -> float:
         """To copy bytes to host memory and back, as far as nothing else hides it."""
-        ...
+        return 0.0
 
     def added(self, step: Step, changed: Changed, estimate: float = 0.0) -> float:
         """That an exact step takes longer while its model is changed; below 0 if it is faster."""
-        ...
+        return 0.0
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Quantizers:
         return CALL + elements * self._per_element[quantizer] * self.factor
 
 
-class Measured:
+class Measured(Speeds):
     """Times of this machine.
 
     Quantizers are faster alone than in a step. So steps with hooks around them, which save all in 4 bits, tell by which
@@ -136,11 +136,11 @@ class Measured:
         self._device = step.device
         self._host: float | None = None  # bytes a second, measured when it is asked for first
         now = partial(now_on, self._device)
-        stopwatch, exact, hooked = _Stopwatch(now), [], []
+        stopwatch, exact, hooked = _Stopwatch(step.model, now), [], []
         sizes: list[int] = []
         with step.apart():
             for _ in range(runs):  # in turn, for a machine's speed drifts
-                exact.append(_timed_step(step, stopwatch))
+                exact.append(_step_seconds(step, stopwatch, now))
                 sizes.clear()
                 around = compress_saved_tensors(_Noting(PerGroup(_TYPICAL), sizes))
                 hooked.append(_step_seconds(step, around, now))
@@ -240,66 +240,60 @@ class _Noting:
 
 
 def _step_seconds(step: Step, around: AbstractContextManager[Any], now: Callable[[], float]) -> float:
-    start = now()
     with around:
+        start = now()
         loss, output = step.forward()
     torch.autograd.grad(loss, step.parameters, allow_unused=True)
     del loss, output
     return now() - start
 
 
-def _timed_step(step: Step, stopwatch: "_Stopwatch") -> float:
-    """Return the seconds of an exact step, whose modules and attentions the stopwatch times."""
-    handles: list[Any] = []
-    for name, module in step.model.named_modules():
-        handles.append(module.register_forward_pre_hook(partial(stopwatch.enter, name)))
-        handles.append(module.register_forward_hook(partial(stopwatch.leave, name)))
-    start = stopwatch.now()
-    with stopwatch:
-        loss, output = step.forward()
-    for handle in handles:
-        handle.remove()
-    torch.autograd.grad(loss, step.parameters, allow_unused=True)
-    del loss, output
-    return stopwatch.now() - start
-
-
 class _Stopwatch(TorchFunctionMode):
-    """Times modules and attentions.
+    """Times the modules of a model, and its attentions, within a block.
 
     Attributes:
-        now: the clock.
         modules, attentions: seconds of each call, by name of the module.
     """
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(self, model: nn.Module, now: Callable[[], float]) -> None:
         super().__init__()
-        self.now = now
+        self._model, self._now = model, now
+        self._hooks: list[Any] = []
         self.modules: defaultdict[str, list[float]] = defaultdict(list)
         self.attentions: defaultdict[str, list[float]] = defaultdict(list)
         self._running: list[tuple[str, float]] = []
 
-    def enter(self, name: str, *_: object) -> None:
-        """Note that a module begins."""
-        self._running.append((name, self.now()))
+    def __enter__(self) -> "_Stopwatch":
+        for name, module in self._model.named_modules():
+            self._hooks.append(module.register_forward_pre_hook(partial(self._enter, name)))
+            self._hooks.append(module.register_forward_hook(partial(self._leave, name)))
+        super().__enter__()
+        return self
 
-    def leave(self, name: str, *_: object) -> None:
-        """Note that a module ends."""
+    def __exit__(self, *details: Any) -> None:
+        super().__exit__(*details)
+        while self._hooks:
+            self._hooks.pop().remove()
+
+    def _enter(self, name: str, *_: object) -> None:
+        self._running.append((name, self._now()))
+
+    def _leave(self, name: str, *_: object) -> None:
         started, start = self._running.pop()
         assert started == name
-        self.modules[name].append(self.now() - start)
+        self.modules[name].append(self._now() - start)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not F.scaled_dot_product_attention or not self._running:
             return func(*args, **(kwargs or {}))
-        start = self.now()
+        start = self._now()
         output = func(*args, **(kwargs or {}))
-        self.attentions[self._running[-1][0]].append(self.now() - start)
+        self.attentions[self._running[-1][0]].append(self._now() - start)
         return output
 
 
 @dataclass(frozen=True)
-class Scaled:
+class Scaled(Speeds):
     """Times of a batch that is larger by a factor.
 
     Attributes:

@@ -23,10 +23,10 @@ from torch.utils.checkpoint import (
 )
 
 from ..convert.measure import read_inputs
-from ..quantizers import Compressed, Quantizer
+from ..quantizers import Quantizer
 from ..saved.checkpoint import outermost_blocks
 from ..saved.forms import Exact
-from .places import Places, within
+from .places import Places, Policy, within
 from .step import Step
 
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
@@ -122,7 +122,7 @@ class _AsItIs:
 
 
 @dataclass
-class _Looking:
+class _Looking(Policy):
     """The policy of `Places` that saves all as it is, and notes which call made what is saved at each place."""
 
     blocks: frozenset[str]
@@ -135,21 +135,6 @@ class _Looking:
         if maker is not None:
             self.found[place] = maker[1:]
         return _AsItIs()
-
-    def saves_output(self, module: str) -> bool:
-        return False
-
-    def share(self, compressed: Compressed, module: str) -> None:
-        pass
-
-    def keep(self, x: Tensor, module: str, in_bits: bool) -> None:
-        pass
-
-    def attend(self, attention: str, query: Tensor, key: Tensor, value: Tensor) -> None:
-        return None
-
-    def attended(self, attention: str, output: Tensor) -> None:
-        pass
 
     def enter(self, module: str, given: list[Tensor]) -> None:
         if module in self.blocks:

@@ -101,6 +101,11 @@ def _solve(problem: Problem, limits: Limits, memory: int | None, price: Price, e
 
     HiGHS keeps a limit but for its tolerance; a solution that exceeds the memory by it is sought again within less.
     """
+    if not problem.options:  # nothing is saved that could be rounded
+        peak = int(problem.base.max())
+        if memory is None:
+            return Solution((), problem.fixed + peak, problem.fixed + peak)
+        return Solution((), 0.0, 0.0) if peak <= memory else None
     for tolerance in (0.0, _TOLERANCE):
         found = _solve_within(problem, limits, memory, price, effort, tolerance)
         if found is None or memory is None or int(problem.usage(found.chosen).max()) <= memory:
@@ -117,28 +122,27 @@ def _solve_within(
     """
     options = problem.options
     count = len(options)
-    if not options:  # nothing is saved that could be rounded
-        peak = int(problem.base.max())
-        if memory is None:
-            return Solution((), problem.fixed + peak, problem.fixed + peak)
-        return Solution((), 0.0, 0.0) if peak <= memory else None
     prices = np.array([price.of(option, problem.seconds) for option in options])
     scale = float(np.median(prices[prices > 0])) if (prices > 0).any() else 1.0  # tolerances are absolute
-    covers = _rows(((i, j) for j, option in enumerate(options) for i in option.covers), (problem.tensors, count))
-    moments = problem.moments
+    with_peak, moments = memory is None, problem.moments
+    places = ((i, j) for j, option in enumerate(options) for i in option.covers)
+    covers = _rows(places, (problem.tensors, count + with_peak))
     unit = float(max(problem.base.max() + 1, 1) if memory is None else max(memory, 1))
     held = csr_array(problem.held_at(moments) / unit)
     base = problem.base[moments] / unit
-    with_peak = memory is None
-    column = csr_array(np.ones((len(moments), 1)))
-    held = hstack([held, -column]) if with_peak else held
+    held = hstack([held, -csr_array(np.ones((len(moments), 1)))]) if with_peak else held
     most = -base if with_peak else 1 + 0.5 / unit - tolerance - base  # bytes are whole numbers
     constraints = [
-        LinearConstraint(_wide(covers, with_peak, problem.tensors), 1, 1),
+        LinearConstraint(covers, 1, 1),
         LinearConstraint(held, np.full(len(most), -np.inf), most),  # pyright: ignore[reportArgumentType]
     ]
+    limited: list[NDArray[np.float64]] = []
+    if limits.error is not None:
+        limited.append(_in_units(limits.error**2, (option.error for option in options)))
+    if limits.time is not None:
+        limited.append(_in_units((limits.time - 1) * problem.seconds, (option.seconds for option in options)))
     allowed = np.ones(count)
-    for row in _limited(problem, limits):
+    for row in limited:
         constraints.append(LinearConstraint(np.append(row, [0.0] * with_peak)[None], -np.inf, 1.0))
         allowed *= row <= 1
     with _quiet():
@@ -183,18 +187,6 @@ def _rows(places: Iterable[tuple[int, int]], shape: tuple[int, int]) -> csr_arra
     listed = list(places)
     rows, columns = (np.array(part, np.int64) for part in zip(*listed, strict=True)) if listed else ([], [])
     return csr_array((np.ones(len(listed)), (rows, columns)), shape=shape)
-
-
-def _wide(matrix: csr_array, with_peak: bool, covered: int) -> csr_array:
-    return csr_array(hstack([matrix, csr_array((covered, 1))])) if with_peak else matrix
-
-
-def _limited(problem: Problem, limits: Limits) -> Iterator[NDArray[np.float64]]:
-    """Yield what each option has of the limited quantities besides memory, in units of the limit."""
-    if limits.error is not None:
-        yield _in_units(limits.error**2, (option.error for option in problem.options))
-    if limits.time is not None:
-        yield _in_units((limits.time - 1) * problem.seconds, (option.seconds for option in problem.options))
 
 
 def _in_units(most: float, quantities: Iterable[float]) -> NDArray[np.float64]:

@@ -59,7 +59,8 @@ class Change:
     @property
     def is_in_force(self) -> bool:
         """Whether nothing else has changed the same since."""
-        return self._now() is self.after
+        now = type(self.module) if self.key is None else self._values().get(self.key, _ABSENT)
+        return now is self.after
 
     def undo(self) -> None:
         """Put the value back, if the change is in force."""
@@ -80,9 +81,6 @@ class Change:
 
     def _values(self) -> dict[Any, Any]:
         return vars(self.module)[self.owner] if self.owner else vars(self.module)
-
-    def _now(self) -> Any:
-        return type(self.module) if self.key is None else self._values().get(self.key, _ABSENT)
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
 """Ways to save memory, a file each: what they do to the gradient, hold and cost, and how they are carried out.
 
 Ways to save tensors (known.py) are options of one problem. A new one needs its line in `WAYS_TO_SAVE`, its method in
-problem.py and its words in document.py. Ways to compute a step (way.py) change its memory as a whole, each in a problem
+problem.py and its words in document.py. Ways to compute a step change its memory as a whole, each in a problem
 of its own; a new one needs its line in `WAYS_OF_STEPS` and the same.
 """
 
-from ..known import WayToSave
+from ..known import Way, WayToSave
 from .attention import ComputedAttention
 from .blocks import Blocks
 from .chains import Chains
@@ -16,7 +16,6 @@ from .outputs import Outputs
 from .tables import Tables
 from .tensors import Tensors
 from .tiles import Tiles
-from .way import Way
 
 WAYS_TO_SAVE: tuple[WayToSave, ...] = (
     Tensors(),

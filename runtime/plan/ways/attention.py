@@ -10,15 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import nn
 
-from ..bits import BITS, LEAST_BITS
 from ..document import Choice
-from ..errors import Errors, total
+from ..errors import BITS, LEAST_BITS, Errors, Trial, total
 from ..gradient_error import measure_attentions
 from ..known import ErrorsOfMethods, Known
 from ..problem import ATTENTION, Hold, Option
 from ..step import Step
 from ..trace import Trace, backward_start, codes_bytes
-from ..trial import Trial
 
 
 class ComputedAttention:

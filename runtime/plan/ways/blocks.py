@@ -20,15 +20,13 @@ from ...layers.saver import QuantizerSaver
 from ...quantizers import PerGroup
 from ...saved.checkpoint import blocks_of, recomputed_forward
 from ...saved.recompute import Recompute
-from ..bits import BITS, PROBE
 from ..document import Choice
-from ..errors import Errors, alike, difference, errors_of_each, finite, relative_variance, total
+from ..errors import BITS, PROBE, Errors, Trial, alike, difference, errors_of_each, finite, relative_variance, total
 from ..known import ErrorsOfMethods, Known
 from ..places import within, without_numbers
 from ..problem import RECOMPUTE, Hold, Option
 from ..step import Step
-from ..trace import Given, Span, Trace, Traced, backward_start, codes_bytes
-from ..trial import Trial
+from ..trace import Given, Trace, Traced, backward_start, codes_bytes
 
 BITS_OF_INPUTS = (4, 6, 8)
 
@@ -52,8 +50,19 @@ class Blocks:
     def measure(self, step: Step, trace: Trace, trial: Trial) -> ErrorsOfMethods:
         """Return the errors of inputs in codes by name of the block; of parts of blocks there are none."""
         names = _whole_blocks(step, trace)
-        decided, found = decided_bytes(step, names), finite(_of_blocks(trial, names))
-        return {RECOMPUTE: {n: ErrorsOfBlock(e.noise, e.bias, decided.get(n, 0)) for n, e in found.items()}}
+        draws, result = count(), dict[str, Errors]()
+        share = {bits: relative_variance(bits) / relative_variance(PROBE) for bits in BITS}
+
+        def wrong(blocks: Sequence[str]) -> list[Tensor]:
+            with computed_again(trial.step.model, blocks, PROBE):
+                return difference(trial.gradient(next(draws)), trial.exact)
+
+        decided = decided_bytes(step, names)
+        for equal in alike(names, without_numbers):
+            for name, (noise, bias) in errors_of_each(equal, wrong, trial.scale):
+                own = Errors(share, share).times(noise, bias)
+                result[name] = ErrorsOfBlock(own.noise, own.bias, decided.get(name, 0))
+        return {RECOMPUTE: finite(result)}
 
     def estimate(self, step: Step, trace: Trace, of_tensors: Mapping[str, Errors]) -> ErrorsOfMethods:
         """Return the errors of all that a block saves, as each of these is computed from the rounded input."""
@@ -98,7 +107,8 @@ class Blocks:
             decisions = own.decisions  # in bits, and a byte each when they are taken again
             holds += [Hold(start, end, restored + 8 * decisions), Hold(call.start, end, decisions)]
             for bits in BITS_OF_INPUTS:
-                codes = sum(_input_bytes(x, bits) for x in rounded)
+                shapes = ((x.shape, x.dtype, x.shape[-1] if x.shape else 1) for x in rounded)
+                codes = sum(codes_bytes(*each, bits) for each in shapes)
                 elements = [(int(np.prod(x.shape)), x.dtype.itemsize) for x in rounded]
                 taken = seconds + sum(speeds.codes(count, bits, itemsize) for count, itemsize in elements)
                 held, saved = (*holds, Hold(call.start, end, codes)), codes + decisions
@@ -131,9 +141,10 @@ def _members(name: str, trace: Trace) -> list[int]:
 
     What others save too would be saved first by them. What a part of a block is given, others may hold in codes.
     """
-    span = _only_call(name, trace)
-    if span is None:
+    calls = trace.calls.get(name, ())
+    if len(calls) != 1:
         return []
+    (span,) = calls
     inside = range(
         bisect_left(trace.tensors, span.start, key=lambda x: x.saved),
         bisect_left(trace.tensors, span.end, key=lambda x: x.saved),
@@ -145,11 +156,6 @@ def _members(name: str, trace: Trace) -> list[int]:
     given = {x.storage for x in trace.inputs.get(name, ()) if x.requires_grad}
     others = (trace.tensors[i] for i in range(len(trace.tensors)) if not inside.start <= i < inside.stop)
     return [] if given and any(x.storage in given for x in others) else members
-
-
-def _only_call(name: str, trace: Trace) -> Span | None:
-    calls = trace.calls.get(name, ())
-    return calls[0] if len(calls) == 1 else None
 
 
 def _holds_again(name: str, trace: Trace, members: Sequence[int], exact: NDArray[np.int64]) -> list[Hold]:
@@ -242,22 +248,3 @@ def decided_bytes(step: Step, names: Sequence[str]) -> dict[str, int]:
                 step.output()
             found |= {name: recompute.decided for name, recompute in modules}
     return found
-
-
-# ---- errors ----------------------------------------------------------------------------------------------------------
-
-
-def _of_blocks(trial: Trial, names: Sequence[str]) -> dict[str, Errors]:
-    """Return the errors of computing blocks again from inputs in codes."""
-    result: dict[str, Errors] = {}
-    draws = count()
-    share = {bits: relative_variance(bits) / relative_variance(PROBE) for bits in BITS}
-
-    def wrong(blocks: Sequence[str]) -> list[Tensor]:
-        with computed_again(trial.step.model, blocks, PROBE):
-            return difference(trial.gradient(next(draws)), trial.exact)
-
-    for equal in alike(names, without_numbers):
-        for name, (noise, bias) in errors_of_each(equal, wrong, trial.scale):
-            result[name] = Errors(share, share).times(noise, bias)
-    return result

@@ -13,17 +13,14 @@ from ...convert.api import convert_beside
 from ...convert.blpa import BLPA
 from ...convert.preact_chains import plan_of
 from ...tensors.packing import packed_size
-from ..bits import BITS, PROBE
 from ..document import Choice
-from ..errors import Errors, alike, difference, finite, product, segments, total
-from ..known import ErrorsOfMethods, Known
+from ..errors import BITS, PROBE, Errors, Trial, alike, difference, finite, product, segments, total
+from ..known import ErrorsOfMethods, Known, convert_chosen
 from ..places import without_numbers
 from ..problem import CHAIN, Hold, Option
 from ..step import Step
 from ..structure import is_converted, structure_aside
 from ..trace import Trace, Traced
-from ..trial import Trial
-from .conversion import convert_chosen
 
 BITS_OF_CHAINS = (4, 5, 6, 8)
 _VECTORS = 4  # of a number for each channel, that one layer makes, and whose memory gradients are in
@@ -35,8 +32,23 @@ class Chains:
     methods = (CHAIN,)
 
     def measure(self, step: Step, trace: Trace, trial: Trial) -> ErrorsOfMethods:
-        """Return the errors by name of the chain's linear part."""
-        return {CHAIN: finite(_of_chains(trial, [*chains_of(step.model)]))}
+        """Return the errors by name of the chain's linear part.
+
+        One layer rounds to the nearest level, and limits what is far from the mean. More bits make steps smaller, and
+        limit as much: two numbers of bits tell the two apart. Two chains of the same weights' shapes are measured
+        together; of more, the first and the last.
+        """
+        names, result = [*chains_of(step.model)], dict[str, Errors]()
+        trials = [trial, *(Trial(half) for half in trial.step.halves())] if names else []
+
+        def kind(name: str) -> str:
+            return f"{without_numbers(name)} {[p.shape for p in trial.step.model.get_submodule(name).parameters()]}"
+
+        for equal in alike(names, kind):
+            for segment in [equal] if len(equal) == 2 else segments(equal):
+                few, many = (_of_chains_at(bits, trials, segment) for bits in (PROBE, max(BITS)))
+                result.update(dict.fromkeys(segment, Errors(*map(_at_all_bits, few, many))))
+        return {CHAIN: finite(result)}
 
     def estimate(self, step: Step, trace: Trace, of_tensors: Mapping[str, Errors]) -> ErrorsOfMethods:
         """Return the errors of what the modules of a chain save, all of it bias: codes are those of nearest levels."""
@@ -128,25 +140,6 @@ def _beside(x: Traced) -> Hold:
 
 
 # ---- errors ----------------------------------------------------------------------------------------------------------
-
-
-def _of_chains(trial: Trial, names: Sequence[str]) -> dict[str, Errors]:
-    """Return the errors of chains as one layer, which rounds to the nearest level and limits what is far from the mean.
-
-    More bits make steps smaller, and limit as much: two numbers of bits tell the two apart. Two chains of the same
-    weights' shapes are measured together; of more, the first and the last.
-    """
-    result: dict[str, Errors] = {}
-    trials = [trial, *(Trial(half) for half in trial.step.halves())] if names else []
-
-    def kind(name: str) -> str:
-        return f"{without_numbers(name)} {[p.shape for p in trial.step.model.get_submodule(name).parameters()]}"
-
-    for equal in alike(names, kind):
-        for segment in [equal] if len(equal) == 2 else segments(equal):
-            few, many = (_of_chains_at(bits, trials, segment) for bits in (PROBE, max(BITS)))
-            result.update(dict.fromkeys(segment, Errors(*map(_at_all_bits, few, many))))
-    return result
 
 
 def _of_chains_at(bits: int, trials: Sequence[Trial], names: Sequence[str]) -> tuple[float, float]:

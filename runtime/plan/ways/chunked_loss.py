@@ -8,11 +8,10 @@ from torch import nn
 from ...convert.api import convert_beside
 from ...convert.chunked_loss import ChunkedLoss, why_not
 from ..document import Choice
-from ..known import Known
+from ..known import WORTH, Known
 from ..problem import CHUNKED
 from ..step import Step
 from ..trace import Given, Trace
-from .way import WORTH
 
 
 class ChunkedLossWay:
@@ -32,7 +31,11 @@ class ChunkedLossWay:
             names = [max(layers, key=lambda name: traced.calls[name][-1].start)] if layers else []
         modules = [model.get_submodule(name) for name in names]
         usable = all(name and len(traced.calls[name]) == 1 for name in names) and not any(map(why_not, modules))
-        return tuple(names) if usable and _logits(model, names, traced) > WORTH * int(traced.base.max()) else ()
+        largest = 0  # of the logits, in float32
+        for name, module in zip(names, modules, strict=True):
+            for x in traced.inputs.get(name, ()):
+                largest = max(largest, 4 * prod(x.shape[:-1]) * getattr(module, "out_features", 0))
+        return tuple(names) if usable and largest > WORTH * int(traced.base.max()) else ()
 
     def carry_out(self, model: nn.Module, targets: Sequence[str]) -> None:
         """Compute the loss of the logits of these Linear layers in chunks."""
@@ -61,13 +64,3 @@ def _gradients(head: nn.Module, inputs: Sequence[Given]) -> int:
     """Return the bytes of the gradients that wait for the backward pass, of hidden states and what learns of a head."""
     hidden = sum(prod(x.shape) * x.dtype.itemsize for x in inputs if x.requires_grad)
     return hidden + sum(p.nbytes for p in head.parameters() if p.requires_grad)
-
-
-def _logits(model: nn.Module, names: Sequence[str], traced: Trace) -> int:
-    """Return the bytes of the largest logits in float32."""
-    sizes = [
-        4 * prod(x.shape[:-1]) * getattr(model.get_submodule(name), "out_features", 0)
-        for name in names
-        for x in traced.inputs.get(name, ())
-    ]
-    return max(sizes, default=0)

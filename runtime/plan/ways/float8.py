@@ -11,12 +11,11 @@ from torch import nn
 from ....tables import FewbitError
 from ...saved.float8 import Float8Operand
 from ..document import Choice
-from ..errors import Errors
+from ..errors import Errors, Trial
 from ..known import ErrorsOfMethods, Known
 from ..problem import FLOAT8, Hold, Option
 from ..step import Step
 from ..trace import Trace
-from ..trial import Trial
 
 _SCALE = 4  # bytes of one float32
 # Bytes of an element that the cast takes for a moment: torchao multiplies and clamps in float32, each in a new tensor.

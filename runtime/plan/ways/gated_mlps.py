@@ -11,17 +11,27 @@ from torch import nn
 from ...convert.api import convert_beside
 from ...convert.gated_mlps import GatedMLPs, candidates
 from ...tensors.glu_parts import GLUPlan, Wanted
-from ..bits import BITS, LEAST_BITS, LINEAR, PROBE, TABLE_PROBE
 from ..document import Choice
-from ..errors import PRODUCTS, TABLES, Errors, finite, relative_variance, together
-from ..known import ErrorsOfMethods, Known
+from ..errors import (
+    BITS,
+    LEAST_BITS,
+    LINEAR,
+    PROBE,
+    PRODUCTS,
+    TABLE_PROBE,
+    TABLES,
+    Errors,
+    Trial,
+    finite,
+    relative_variance,
+    together,
+)
+from ..known import ErrorsOfMethods, Known, convert_chosen
 from ..places import within
 from ..problem import GATED, Hold, Option
 from ..step import Step
 from ..structure import is_converted, structure_aside
 from ..trace import Trace
-from ..trial import Trial
-from .conversion import convert_chosen
 
 # Functions that gated MLPs put their gate through.
 ACTIVATIONS = frozenset(("silu", "gelu", "relu", "sigmoid", "tanh", "mish", "hardtanh"))
@@ -33,8 +43,15 @@ class GatedParts:
     methods = (GATED,)
 
     def measure(self, step: Step, trace: Trace, trial: Trial) -> ErrorsOfMethods:
-        """Return the errors by name of the MLP."""
-        return {GATED: finite(_of_gated_mlps(trial, gated_mlps_of(step.model)))}
+        """Return the errors by name of the MLP: of the copies, by their bits, and of the table, which is the same."""
+        result, probe = dict[str, Errors](), relative_variance(PROBE)
+        for segment in together(gated_mlps_of(step.model), lambda _: ""):
+            found = trial.converted(GatedMLPs(copy_bits=PROBE), include=segment)
+            noise, bias = found.noise_and_bias
+            of_copies = min(found.rounding, noise)
+            noises = {b: noise - of_copies + of_copies * relative_variance(b) / probe for b in BITS}
+            result.update(dict.fromkeys(segment, Errors(noises, dict.fromkeys(BITS, bias))))
+        return {GATED: finite(result)}
 
     def estimate(self, step: Step, trace: Trace, of_tensors: Mapping[str, Errors]) -> ErrorsOfMethods:
         """Return the errors of a product of two copies each, and of a table."""
@@ -88,19 +105,6 @@ def gated_mlps_of(model: nn.Module) -> list[str]:
     with structure_aside(model):
         report = convert_beside(model, GatedMLPs(), include=names) if names else None
     return [row.name for row in report.replaced if row.name in found] if report else []
-
-
-def _of_gated_mlps(trial: Trial, names: Sequence[str]) -> dict[str, Errors]:
-    """Return the errors of saving parts: of the copies, by their bits, and of the table, which they do not change."""
-    result: dict[str, Errors] = {}
-    for segment in together(names, lambda _: ""):
-        found = trial.converted(GatedMLPs(copy_bits=PROBE), include=segment)
-        noise, bias = found.noise_and_bias
-        of_copies = min(found.rounding, noise)
-        probe = relative_variance(PROBE)
-        noises = {b: noise - of_copies + of_copies * relative_variance(b) / probe for b in BITS}
-        result.update(dict.fromkeys(segment, Errors(noises, dict.fromkeys(BITS, bias))))
-    return result
 
 
 def parts_bytes(elements: int, bits: int) -> int:

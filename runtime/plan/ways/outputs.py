@@ -13,13 +13,12 @@ from ...convert.normalizations import Normalizations
 from ...layers import KeepOutput
 from ...tensors.packing import packed_size
 from ..document import Choice
-from ..errors import Errors, finite, together
+from ..errors import Errors, Trial, finite, together
 from ..known import ErrorsOfMethods, Known
 from ..problem import AND, OUTPUT, TABLE, Hold, Option
 from ..step import Step
 from ..structure import structure_aside, unconverted
 from ..trace import Trace
-from ..trial import Trial
 
 # What saves its output in place of its input.
 BY_OUTPUT = (Normalizations(), Activations(keep="output"))

@@ -15,16 +15,13 @@ from ...convert.method import Activations
 from ...convert.recognize import recognize
 from ...memory.peak import peak_of
 from ...tensors.packing import packed_size
-from ..bits import LEAST_OF_TABLE, TABLE_BITS, TABLE_PROBE
 from ..document import Choice
-from ..errors import TABLES, Errors, finite, together
-from ..known import ErrorsOfMethods, Known
+from ..errors import LEAST_OF_TABLE, TABLE_BITS, TABLE_PROBE, TABLES, Errors, Trial, finite, together
+from ..known import ErrorsOfMethods, Known, convert_chosen
 from ..problem import STOCHASTIC, TABLE, Hold, Option
 from ..step import Step
 from ..structure import is_converted
 from ..trace import Trace, Traced, backward_start
-from ..trial import Trial
-from .conversion import convert_chosen
 
 _ROUNDING: Mapping[str, Rounding] = {TABLE: "deterministic", STOCHASTIC: "stochastic"}
 

@@ -13,16 +13,14 @@ from ...layers.offload import Swapper, SwappingSaver
 from ...layers.saver import QuantizerSaver
 from ...quantizers import Compressed, PerGroup, Quantizer, Rotated
 from ...quantizers.per_group import LEAST_ROW
-from ..bits import BITS, LINEAR, ROTATED_BITS, least_bits
 from ..document import Choice
-from ..errors import Errors, relative_variance
+from ..errors import BITS, LINEAR, ROTATED_BITS, Errors, Trial, least_bits, relative_variance
 from ..gradient_error import measure_errors, outliers_bytes, outliers_of
 from ..known import ErrorsOfMethods, Known, kind_of
 from ..problem import ATTENTION as COMPUTED_AGAIN
 from ..problem import EXACT, GROUPS, HOST, OUTLIERS, ROTATED, Hold, Option
 from ..step import Step
 from ..trace import Trace, Traced
-from ..trial import Trial
 
 SMALLEST_ON_HOST = 1 << 16  # bytes: copies of less are not worth their latency
 TURNED_VARIANCE = {2: 0.133, 3: 0.0358}  # relative to the squares, of any values (quantizers/rotated.py)
@@ -40,8 +38,13 @@ class Tensors:
 
     def estimate(self, step: Step, trace: Trace, of_tensors: Mapping[str, Errors]) -> ErrorsOfMethods:
         """Return the errors of each place: those of all tensors of one use, shared equally."""
-        linear = {x.place for x in trace.tensors if x.function in LINEAR}
-        return {GROUPS: of_tensors, ROTATED: {p: _turned(errors) for p, errors in of_tensors.items() if p in linear}}
+        linear = dict.fromkeys(x.place for x in trace.tensors if x.function in LINEAR)
+
+        def turned(errors: Errors) -> Errors:
+            noise = {b: errors.noise[b] / relative_variance(b) * TURNED_VARIANCE[b] for b in ROTATED_BITS}
+            return Errors(noise, dict.fromkeys(ROTATED_BITS, 0.0))
+
+        return {GROUPS: of_tensors, ROTATED: {place: turned(of_tensors[place]) for place in linear}}
 
     def options(self, known: Known, step: Step) -> Iterator[Option]:
         """Yield the options of each tensor; host memory is one beside a device's."""
@@ -91,12 +94,6 @@ def _rotated_bytes(x: Traced, bits: int) -> int:
     """Return the bytes of a tensor in groups that are turned, which lie in the rows of its memory."""
     rows = (x.elements // x.features, x.features) if x.features >= LEAST_ROW else x.shape
     return Rotated(bits).compress(torch.empty(rows, dtype=x.dtype, device="meta")).nbytes
-
-
-def _turned(errors: Errors) -> Errors:
-    """Return the estimated errors of a tensor in groups that are turned, from those in groups."""
-    noise = {b: errors.noise[b] / relative_variance(b) * TURNED_VARIANCE[b] for b in ROTATED_BITS}
-    return Errors(noise, dict.fromkeys(ROTATED_BITS, 0.0))
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,12 @@ from ...saved.checkpoint import blocks_of
 from ...saved.tiles import tile_size, tiled_forward, width_of
 from ..document import Choice
 from ..errors import Errors
-from ..known import Known
+from ..known import WORTH, Known
 from ..places import within
 from ..problem import GROUPS, RECOMPUTE, TILED
 from ..step import Step
 from ..structure import is_converted
-from ..trace import Given, Trace
-from .way import WORTH
+from ..trace import Trace
 
 
 class Tiles:
@@ -38,13 +37,18 @@ class Tiles:
         A module that makes less than a fiftieth of the peak is not where the peak is. A block is taken whole only if
         no part of it is: computed again with its MLP in tiles, it needs less.
         """
-        traced, found = known.trace, list[str]()
-        least = WORTH * _peak_of_blocks(step.model, traced)
+        traced, found, blocks = known.trace, list[str](), blocks_of(step.model)
+        # About the peak of a step without what is behind its blocks, such as logits, which another way avoids.
+        end = max((span.end for b in blocks for span in traced.calls.get(b, ())), default=len(traced.base))
+        least = WORTH * (int(traced.base[:end].max()) + int(traced.gradients[-1]))
         taken = {choice.target for choice in known.changes}
         with step.apart():
-            for name in _in_order(step.model, traced):
-                x, near = _input(traced, name), any(within(name, f) or within(f, name) for f in found)
-                if x is None or near or any(within(each, name) for each in taken):
+            for name in _in_order(blocks, traced):
+                given = traced.inputs.get(name, ())
+                if not name or len(given) != 1 or len(given[0].shape) < 2:
+                    continue  # the model itself, or what takes more than one tensor of tokens
+                (x,), near = given, any(within(name, f) or within(f, name) for f in found)
+                if near or any(within(each, name) for each in taken):
                     continue
                 module, tokens, features = step.model.get_submodule(name), prod(x.shape[:-1]), x.shape[-1]
                 made = tokens * width_of(module) * x.dtype.itemsize
@@ -84,21 +88,8 @@ class Tiles:
         return replace(known, errors={**known.errors, GROUPS: {**known.of(GROUPS), **errors}})
 
 
-def _in_order(model: nn.Module, traced: Trace) -> list[str]:
+def _in_order(blocks: Sequence[str], traced: Trace) -> list[str]:
     """Return the names of the modules that are called once, outermost first, but blocks and what holds these last."""
-    blocks = blocks_of(model)
     once = [(name, spans[0]) for name, spans in traced.calls.items() if len(spans) == 1]
     holds_blocks = {name: any(within(block, name) for block in blocks) for name, _ in once}
     return [name for name, span in sorted(once, key=lambda each: (holds_blocks[each[0]], each[1].start, -each[1].end))]
-
-
-def _peak_of_blocks(model: nn.Module, traced: Trace) -> int:
-    """Return about the peak of a step without what is behind its blocks, such as logits, which another way avoids."""
-    end = max((span.end for name in blocks_of(model) for span in traced.calls.get(name, ())), default=len(traced.base))
-    return int(traced.base[:end].max()) + int(traced.gradients[-1])
-
-
-def _input(traced: Trace, name: str) -> Given | None:
-    """Return the only tensor that a module is called with, of tokens; None if it takes others, or is the model."""
-    given = traced.inputs.get(name, ())
-    return given[0] if name and len(given) == 1 and len(given[0].shape) > 1 else None

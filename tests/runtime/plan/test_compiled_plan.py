@@ -150,7 +150,7 @@ class TestACompiledPlan:
         else:
             step, known = known
             planner = CompiledPlanner(step, Limits(memory=1 << 40), Price(), static_bytes(model, "adamw"), None, True)
-            by_budget = know_by_torch(known.by_torch, step, recompute)
+            (by_budget,) = know_by_torch(known.by_torch, step, [recompute])
             assert [known.is_exact, by_budget.is_exact] == [False, True]
             plan = planner.beside_torch(planner.solved(by_budget), known)
             assert plan.exact_peak == least.exact_peak and plan.saved < 0.9 * plan.exact_saved

@@ -1,7 +1,7 @@
 """The search for the largest number that fits."""
 
 import pytest
-from fewbit.runtime.plan.search import largest_by_trial
+from fewbit.runtime.plan.largest_batch import largest_by_trial
 
 
 @pytest.mark.parametrize("most", [0, 1, 2, 7, 60, 100, 1000])
