@@ -10,12 +10,11 @@ import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 
 from .. import compact_json
-from . import compiled, compiled_trainings
+from . import compiled
 from .compiled_trainings import COMPILE, MODELS, Case
 
 _FOUR = {"linear": 4, "attention": 4, "nonlinear": 4, "probabilities": 4, "factor": 4}
@@ -30,8 +29,7 @@ BESIDE = ("fewbit-auto", "fewbit-4")
 
 def measure(model: str, rounds: int = 11) -> list[dict[str, Any]]:
     """Return a row for each variant: kept and time beside `torch.compile`'s, and the error of the gradients."""
-    with mock.patch.object(compiled_trainings, "FEWBIT", {**compiled_trainings.FEWBIT, **CANDIDATES}):
-        rows = compiled.measure(Case(model, "float32"), (COMPILE, *BESIDE, *CANDIDATES), rounds)
+    rows = compiled.measure(Case(model, "float32", options=CANDIDATES), (COMPILE, *BESIDE, *CANDIDATES), rounds)
     return [
         {
             "model": model,

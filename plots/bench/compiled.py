@@ -8,6 +8,7 @@ that of a step in a process of its own, as allocators keep what other variants f
 compiled in a cache is that of a second process.
 """
 
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from ...cli.progress import with_progress
+from ...runtime.compile.options import CompileOptions
 from ...runtime.memory.malloc import return_freed_memory
 from ...tables.columns import columns
 from .compiled_trainings import (
@@ -152,6 +154,13 @@ def _names(name: str, choices: Sequence[str], help: str) -> Callable[..., Any]:
 @_names("--model", MODELS, "A model; may be repeated.")
 @_names("--dtype", DTYPES, "bfloat16 is autocast; may be repeated.")
 @_names("--variant", VARIANTS, "A way to train; may be repeated.")
+@click.option(
+    "--options",
+    type=(str, str),
+    multiple=True,
+    metavar="NAME JSON",
+    help="""A further variant: the backend with these options, as "3 bits" '{"bits": 3}'; may be repeated.""",
+)
 @click.option("--layers", type=_SIZE, metavar="N", default=4, show_default=True, help="Blocks of a model.")
 @click.option("--batch", type=_SIZE, metavar="N", default=4, show_default=True, help="Sequences of a batch.")
 @click.option(
@@ -165,6 +174,7 @@ def command(
     models: tuple[str, ...],
     dtypes: tuple[str, ...],
     variants: tuple[str, ...],
+    options: tuple[tuple[str, str], ...],
     layers: int,
     batch: int,
     tokens: int,
@@ -182,8 +192,9 @@ def command(
 
     Example: fewbit bench compiled --model Llama --dtype float32 --variant compile --variant fewbit-auto --peak
     """
-    cases = [Case(m, d, layers, batch, tokens) for m in models or MODELS for d in dtypes or DTYPES]
-    chosen = [v for v in VARIANTS if v in (variants or VARIANTS)]
+    further = {name: _read_options(name, text) for name, text in options}
+    cases = [Case(m, d, layers, batch, tokens, further) for m in models or MODELS for d in dtypes or DTYPES]
+    chosen = [*(v for v in VARIANTS if v in (variants or VARIANTS)), *further]
     rows: list[Row] = []
     with _threads(2 if wall else 1):
         here = this_machine()
@@ -202,6 +213,17 @@ def command(
             rows += measure(case, chosen, rounds, wall=wall, peak=peak, cached=cached)
             values = {**settings, "rows": [row.to_dict() for row in rows], "met": met(rows)}
             yield Report(values, [heading, *lines_of(cases, rows)])
+
+
+def _read_options(name: str, text: str) -> dict[str, Any]:
+    if name in VARIANTS:
+        raise click.BadParameter(f"{name} is a variant already", param_hint="--options")
+    try:
+        options = dict(json.loads(text))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise click.BadParameter(f"{name}: no mapping in JSON: {error}", param_hint="--options") from None
+    _ = CompileOptions.of(options)  # which checks them
+    return options
 
 
 def lines_of(cases: Sequence[Case], rows: Sequence[Row]) -> list[str]:
@@ -279,7 +301,7 @@ def measure(
 
     Args:
         case: the problem.
-        variants: names of `VARIANTS`.
+        variants: names of `VARIANTS`, or of the case's options.
         rounds: timed steps of each, after two of warm-up.
         wall: whether to measure wall time in place of the process's processor time.
         peak: whether to measure peaks of resident memory too.
@@ -291,7 +313,7 @@ def measure(
     trainings: dict[str, Training] = {}
     rows: list[Row] = []
     with _many_compilations():
-        if any(compiles(variant) for variant in variants):
+        if any(compiles(variant, case) for variant in variants):
             _warm_up_compiler()
         for variant in with_progress(variants, len(variants), f"{case.model}, {case.dtype}"):
             training = trainings[variant] = Training(variant, model, case)
@@ -337,7 +359,7 @@ def _row(case: Case, training: Training, tokens: Tensor, true: Tensor) -> Row:
     """Return a row without times and ratios; compile the model if need be."""
     seconds = None
     torch.manual_seed(0)
-    if compiles(training.variant):
+    if compiles(training.variant, case):
         with _empty_cache():
             seconds, loss = timed(lambda: training.step(tokens))
     else:
@@ -374,7 +396,7 @@ def _peak_apart(case: Case, variant: str, threads: int) -> Peak | None:
 
 def _cached_apart(case: Case, variant: str, threads: int) -> float | None:
     """Return the seconds of the first step of the second process with one cache; None if nothing is compiled."""
-    if not compiles(variant):
+    if not compiles(variant, case):
         return None
     with TemporaryDirectory() as folder:
         call_apart(first_step, case, variant, threads, folder)

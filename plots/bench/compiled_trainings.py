@@ -9,7 +9,7 @@
 import copy
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -53,6 +53,7 @@ class Case:
         dtype: "float32", or "bfloat16" for autocast.
         layers: number of blocks.
         batch, tokens: sequences, and the length of each.
+        options: of the backend fewbit, by the names of further variants.
     """
 
     model: str = "Llama"
@@ -60,6 +61,7 @@ class Case:
     layers: int = 4
     batch: int = 4
     tokens: int = 128
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
 
 
 class LanguageModel(nn.Module):
@@ -95,9 +97,9 @@ def tokens_of(case: Case) -> Tensor:
     return torch.randint(0, VOCABULARY, (case.batch, case.tokens), generator=torch.Generator().manual_seed(0))
 
 
-def compiles(variant: str) -> bool:
+def compiles(variant: str, case: Case) -> bool:
     """Return whether a variant compiles its model."""
-    return variant == COMPILE or variant in BUDGETS or variant in FEWBIT
+    return variant == COMPILE or variant in BUDGETS or variant in FEWBIT or variant in case.options
 
 
 class Training:
@@ -105,18 +107,19 @@ class Training:
 
     def __init__(self, variant: str, model: LanguageModel, case: Case) -> None:
         self.variant, self.dtype = variant, case.dtype
+        self.options = {**FEWBIT, **case.options}.get(variant)  # of the backend fewbit; None without it
         self.own = copy.deepcopy(model)
         if variant == CHECKPOINT:
             _checkpoint(self.own.network.model)
         if variant == LEVEL:
             convert(self.own, level="L2", glu="parts" if case.model == "Llama" else None)
-        self.model: Model = self._compiled() if compiles(variant) else self.own
+        self.model: Model = self._compiled() if compiles(variant, case) else self.own
 
     def _compiled(self) -> Model:
         if self.variant in BUDGETS:
             return torch.compile(self.own, backend=with_budget(BUDGETS[self.variant]), fullgraph=True)
-        if self.variant in FEWBIT:
-            return torch.compile(self.own, backend="fewbit", options=dict(FEWBIT[self.variant]), fullgraph=True)
+        if self.options is not None:
+            return torch.compile(self.own, backend="fewbit", options=dict(self.options), fullgraph=True)
         return torch.compile(self.own, fullgraph=True)
 
     def loss(self, tokens: Tensor) -> Tensor:

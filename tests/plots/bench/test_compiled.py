@@ -25,8 +25,7 @@ SMALL = Case("Llama", "float32", layers=1, batch=2, tokens=64)
 @pytest.fixture(autouse=True)
 def no_kernels(monkeypatch):
     def compiled(training):
-        few = training.variant in FEWBIT
-        return few_bits(training.own, **FEWBIT[training.variant]) if few else exactly(training.own)
+        return exactly(training.own) if training.options is None else few_bits(training.own, **training.options)
 
     monkeypatch.setattr(Training, "_compiled", compiled)
     monkeypatch.setattr(bench, "_warm_up_compiler", lambda: None)
@@ -52,6 +51,26 @@ def test_variants_stand_beside_the_compiler_alone(run, tmp_path):
     lines = outcome.out.splitlines()
     assert lines[1] == "Llama, 1 layers of width 256, 2x64 tokens, float32"
     assert [line.split()[0] for line in lines[2:5]] == ["variant", "compile", "fewbit-4-nearest"]
+
+
+def test_a_further_variant_trains_by_its_options():
+    case = Case("Llama", "float32", layers=1, batch=2, tokens=64, options={"exact": {"bits": None}})
+    tokens, model = tokens_of(case), model_of(case)
+    few, exact = (Training(variant, model, case) for variant in ("fewbit-4", "exact"))
+    assert few.kept(tokens) < 0.5 * exact.kept(tokens)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("eager", "{}"), "eager is a variant already"),
+        (("mine", "[1]"), "no mapping in JSON"),
+        (("mine", '{"bit": 4}'), "'bit' is no option of the backend fewbit"),
+    ],
+)
+def test_options_of_further_variants_are_checked(run, options, said):
+    outcome = run("bench", "compiled", "--options", *options)
+    assert outcome.status != 0 and said in outcome.err
 
 
 @pytest.mark.parametrize("model", MODELS)
