@@ -1,10 +1,9 @@
 """`fewbit.convert`: replaces layers and activations of a model, in place, by those that save few bits.
 
-api          `convert` and `revert`; options.py: the keywords; pipeline.py: the methods and their order
-find         the activations of a model; recognize.py: which activation a module is; filters.py: include and exclude
+api          `convert` and `revert`; options.py: the keywords, and the methods that they stand for, in their order
+find         the activations of a model, and include and exclude; recognize.py: which activation a module is
 few_bit_forms    the few-bit forms of activations; neighbours.py: which of them would only add memory
 method       what a method is; actnn, attention, blpa, chunked_loss, gated_mlps, normalizations, vquant: one each
-swap         changes the class of a layer and back; placement.py: puts one module in the place of another
-transaction  puts the model back where a conversion is broken off
+swap         changes the class of a layer and back, or puts one module in the place of another: all, or nothing
 report       what was replaced, what was left and why; measure.py: the bytes saved on a batch
 """

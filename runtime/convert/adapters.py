@@ -55,8 +55,8 @@ def _follow(model: nn.Module, args: object) -> None:
         return
     again, known = _followed[model]
     adapters = _adapters(model)
-    if adapters <= known or _is_sharded(model):
-        return
+    if adapters <= known or any(hasattr(p, "full_tensor") for p in model.parameters()):
+        return  # no new ones, or FSDP2 or tensor parallelism has sharded a parameter
     _followed[model] = again, adapters
     try:
         again(model)
@@ -71,8 +71,3 @@ def _adapters(model: nn.Module) -> frozenset[int]:
         return frozenset()
     kind = tuners.BaseTunerLayer
     return frozenset(id(part) for module in model.modules() if isinstance(module, kind) for part in module.modules())
-
-
-def _is_sharded(model: nn.Module) -> bool:
-    """Return whether FSDP2 or tensor parallelism has sharded a parameter."""
-    return any(hasattr(parameter, "full_tensor") for parameter in model.parameters())

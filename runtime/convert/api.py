@@ -27,16 +27,13 @@ from ..saved.checkpoint import undo_checkpoint
 from . import exact_functions
 from .adapters import follow_adapters, forget_adapters
 from .few_bit_forms import FewBitForms
-from .filters import Selectors, unwanted
-from .find import FITTED, Found, activations
+from .find import FITTED, Found, Selectors, activations, unwanted
 from .measure import measure
 from .method import Method
 from .neighbours import Neighbours
-from .options import Options
-from .pipeline import choose_methods, nothing_to_do, undo_methods
-from .placement import put, put_back
+from .options import Options, choose_methods, nothing_to_do, undo_methods
 from .report import Report, report_of
-from .transaction import all_or_nothing
+from .swap import all_or_nothing, put, put_back
 
 __all__ = ["Report", "convert", "revert"]
 
@@ -158,7 +155,7 @@ def convert(
     with all_or_nothing(model):
         report = _convert(model, options, leave=found.only_adds, by_structure=False)
         _follow(report, options)
-    rows = tuple(found.with_saved(row) for row in report.replaced)
+    rows = tuple(replace(row, saved=found.saved.get(row.name)) for row in report.replaced)
     exact = exact_functions.measured(found.profile, [row.name for row in (*rows, *report.left)])
     return replace(report, replaced=rows, notes=(*report.notes, found.note), exact=tuple(exact))
 
@@ -212,9 +209,7 @@ def _convert(
     # Swap.
     notes = list(applied.notes)
     if few.round_at_random(applied.derivatives):
-        notes.append(
-            "derivatives of activations that no few levels represent exactly are rounded at random, without bias"
-        )
+        notes.append(_ROUNDED)
     root = applied.model
     if not adapting:
         _stop_adapting(root)

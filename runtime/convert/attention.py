@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from ..layers.attention_calls import CallsAttention, calls_attention, form_of_calls
+from ..layers.attention_calls import calls_attention, form_of_calls
 from ..layers.saver import QuantizerSaver
 from ..quantizers import PerGroup
 from ..tensors.checks import check_integer
@@ -18,7 +18,7 @@ from ..tensors.levels import FITTED
 from .find import Found, modules_of
 from .method import Applied, Method, Task
 from .report import Replaced
-from .swap import restore, swap_class, swapped_by, torch_class, was_changed
+from .swap import restore, restore_all, swap_class, swapped_by, torch_class, was_changed
 
 DEFAULT_BITS = 6  # scores are a product of two rounded tensors, under an exponential
 
@@ -70,10 +70,7 @@ class Attention(Method):
     @staticmethod
     def undo(model: nn.Module) -> nn.Module:
         """Restore the classes of the modules."""
-        for module in model.modules():
-            if isinstance(module, CallsAttention) and swapped_by(module) == "attention":
-                restore(module)
-        return model
+        return restore_all(model, "attention")
 
 
 def _why_not(module: nn.Module) -> str | None:

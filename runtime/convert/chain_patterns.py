@@ -99,21 +99,16 @@ def match(graph: fx.Graph, owner: nn.Module) -> dict[str, Chain | str]:
     found: dict[str, Chain | str] = {}
     for node in graph.nodes:
         if node.op == "call_module" and isinstance(owner.get_submodule(node.target), nn.modules.batchnorm._BatchNorm):
-            several = "it is called several times"
-            found[node.target] = several if node.target in found else _chain_from(node, owner)
+            links = "it is called several times" if node.target in found else _links(node, owner)
+            if isinstance(links, str):
+                found[node.target] = links
+                continue
+            found[node.target], nodes = links
+            for target in (str(link.target) for link in nodes if link.op == "call_module"):
+                if any(map(has_hooks, owner.get_submodule(target).modules())):  # as of the activation of timm's
+                    found[node.target] = f"there are hooks on {target}"
+                    break
     return found
-
-
-def _chain_from(node: fx.Node, owner: nn.Module) -> Chain | str:
-    links = _links(node, owner)
-    if isinstance(links, str):
-        return links
-    chain, nodes = links
-    for node in nodes:
-        module = owner.get_submodule(str(node.target)) if node.op == "call_module" else None
-        if module is not None and any(map(has_hooks, module.modules())):  # with the activation of timm's normalization
-            return f"there are hooks on {node.target}"
-    return chain
 
 
 def _links(norm: fx.Node, owner: nn.Module) -> tuple[Chain, list[fx.Node]] | str:

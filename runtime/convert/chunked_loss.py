@@ -20,7 +20,7 @@ from ..layers.deferred_logits import ChunkedHead
 from .find import Found, modules_of
 from .method import Activations, Applied, Method, Task
 from .report import Replaced, one_line
-from .swap import restore, swap_class, swapped_by, torch_class, was_changed
+from .swap import restore, restore_all, swap_class, torch_class, was_changed
 
 __all__ = ["ChunkedLoss"]
 
@@ -86,10 +86,7 @@ class ChunkedLoss(Method):
     @staticmethod
     def undo(model: nn.Module) -> nn.Module:
         """Restore the classes of the heads."""
-        for module in model.modules():
-            if swapped_by(module) == "loss":
-                restore(module)
-        return model
+        return restore_all(model, "loss")
 
 
 def read_loss(loss: object) -> ChunkedLoss:

@@ -56,11 +56,7 @@ def _remedy(kind: str, op: str) -> str:
 def called(model: nn.Module) -> list[Exact]:
     """Return the activation functions that forward passes call, torch's and a user's own, by class and line."""
     classes = dict.fromkeys(type(module) for module in model.modules())
-    return [row for cls in classes if not _is_library(cls) for row in _calls(cls)]
-
-
-def _is_library(cls: type) -> bool:
-    return cls.__module__.partition(".")[0] in _LIBRARIES
+    return [row for cls in classes if cls.__module__.partition(".")[0] not in _LIBRARIES for row in _calls(cls)]
 
 
 def _calls(cls: type) -> Iterator[Exact]:

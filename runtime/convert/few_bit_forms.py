@@ -15,8 +15,7 @@ from ..backends.forwards import CALLABLE
 from ..layers.activation import Activation as RoundedActivation
 from ..layers.offload import SwappingSaver
 from ..layers.saver import Saver
-from .filters import inventory
-from .find import ORIGINAL, Activation, Form, Found, form_of
+from .find import ORIGINAL, Activation, Form, Found, form_of, inventory
 from .method import Activations
 from .options import Options
 from .report import Left, Replaced, one_line

@@ -1,7 +1,8 @@
-"""Finds the activations of a model: their names, their places, and their few-bit forms."""
+"""Finds the activations of a model: their names, their places, their few-bit forms, and which of them are selected."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
@@ -9,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ...tables import FewbitError
+from ...tables.errors import shown
 from ..activations.modules import MODULES, FewBitActivation
 from ..backends.forwards import forward_of
 from ..layers.activation import Activation as RoundedActivation
@@ -16,10 +19,21 @@ from .formulas import Formula, agrees
 from .function_attributes import HeldFunction, read_function
 from .recognize import recognize, why_left
 
-__all__ = ["Found", "activations", "modules_of", "original_of", "parts_of_normalizations"]
+__all__ = [
+    "Found",
+    "Selectors",
+    "activations",
+    "inventory",
+    "modules_of",
+    "original_of",
+    "parts_of_normalizations",
+    "unwanted",
+]
 
 Function = Callable[..., Any]
 Activation = nn.Module | Function
+Selector = str | type[nn.Module] | Callable[[str, Any], bool]
+Selectors = Selector | Iterable[Selector]
 
 # Attribute in which a replacement holds the original: not a submodule, so that nothing else sees it.
 ORIGINAL = "_fewbit_original"
@@ -104,7 +118,8 @@ def parts_of_normalizations(found: Iterable[Found]) -> frozenset[int]:
 def _walk(
     module: nn.Module, name: str, around: tuple[nn.Module, ...], attribute: str = ""
 ) -> Iterator[tuple[Any, Activation, str, tuple[nn.Module, ...], str]]:
-    if _is_activation(module):
+    is_ours = isinstance(module, FewBitActivation | RoundedActivation)
+    if is_ours or recognize(module) is not None or why_left(module) is not None:
         yield id(module), module, name, around, attribute
         return
     if isinstance(module, torch.jit.ScriptModule):
@@ -116,14 +131,6 @@ def _walk(
     for attribute, child in module._modules.items():
         if child is not None:
             yield from _walk(child, prefix + attribute, (*around, module), attribute)
-
-
-def _is_activation(module: nn.Module) -> bool:
-    return (
-        isinstance(module, FewBitActivation | RoundedActivation)
-        or recognize(module) is not None
-        or why_left(module) is not None
-    )
 
 
 @dataclass(frozen=True)
@@ -175,12 +182,61 @@ def form_of(original: Activation, fused: bool = False) -> Form | str:
     if known.formula is None or (fused and known.has_fused):
         inplace = {"inplace": True} if known.inplace else {}
         make = partial(MODULES[known.name], **dict(known.arguments), **inplace)
-        return Form(known.activation, make, original.forward if known.formula is None else _torchs(make()))
+        function: Function = original.forward
+        if known.formula is not None:
+            few = make()
+            function = TorchFunction(few._function, few._parameters_of_function, few.inplace)
+        return Form(known.activation, make, function)
     if not agrees(original, known):
         return "it computes other bits than the formula that fewbit knows by its name"
     return Form(known.activation, partial(Formula, known), original.forward)
 
 
-def _torchs(few: FewBitActivation) -> TorchFunction:
-    """Return the function of torch that `few` computes."""
-    return TorchFunction(few._function, few._parameters_of_function, few.inplace)
+# ---- include and exclude ---------------------------------------------------------------------------------------------
+
+
+def unwanted(found: list[Found], include: Selectors | None, exclude: Selectors) -> dict[Found, str]:
+    """Return the activations that `include` and `exclude` rule out, with reasons."""
+    excluded = _selected("exclude", exclude, found)
+    skipped = {activation: "it is excluded" for activation in found if activation in excluded}
+    if include is not None:
+        included = _selected("include", include, found)
+        skipped |= {activation: "it is not included" for activation in found if activation not in included}
+    return skipped
+
+
+def _selected(argument: str, selectors: Selectors, found: list[Found]) -> set[Found]:
+    if isinstance(selectors, str | type) or callable(selectors):
+        selectors = [selectors]
+    if not isinstance(selectors, Iterable):
+        raise FewbitError(f"{argument} takes names, patterns, classes or a function, not {shown(selectors)}")
+    selected: set[Found] = set()
+    for selector in selectors:
+        matches = {activation for activation in found if _matches(argument, selector, activation)}
+        if not matches and isinstance(selector, str | type):
+            what = f"is called {selector!r}" if isinstance(selector, str) else f"is or is in a {selector.__name__}"
+            raise FewbitError(f"{argument}: no activation {what}; {inventory(found)}")
+        selected |= matches
+    return selected
+
+
+def _matches(argument: str, selector: Any, activation: Found) -> bool:
+    if isinstance(selector, str):
+        return any(
+            name == selector or name.startswith(f"{selector}.") or fnmatchcase(name, selector)
+            for name in activation.names
+        )
+    if isinstance(selector, type):
+        return isinstance(activation.original, selector) or any(isinstance(m, selector) for m in activation.around)
+    if callable(selector):
+        return any(selector(name, activation.original) for name in activation.names)
+    raise FewbitError(f"{argument} takes names, patterns, classes or a function, not {shown(selector)}")
+
+
+def inventory(found: list[Found]) -> str:
+    """Return the names to choose from, for an error message."""
+    if not found:
+        return "the model has none that fewbit knows"
+    names = [repr(activation.name) for activation in found]
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"there {'is' if len(names) == 1 else 'are'} {', '.join(names[:3])}{more}"

@@ -27,9 +27,8 @@ from .find import ORIGINAL, Form, Found, form_of, modules_of, original_of
 from .function_attributes import read_function
 from .gated_forms import GatedForward, UnitForward, form_of_block, form_of_unit
 from .method import Applied, Make, Method, Task
-from .placement import put, put_back
 from .report import Left, Replaced
-from .swap import restore, swap_class, swapped_by, torch_class
+from .swap import put, put_back, restore, restore_all, swap_class, torch_class
 
 # Names of the children of gated MLPs, and the models that have them.
 _PARTS = (
@@ -98,10 +97,11 @@ class GatedMLPs(Method):
                 model = model if block.places else module
                 for projection in module.modules():
                     restore(projection)
+        left = ((block, why) for block, why in outcomes.items() if isinstance(why, str))
         return Applied(
             model,
             tuple(replaced(block, module) for block, module in new.items()),
-            tuple(left(block, why) for block, why in outcomes.items() if isinstance(why, str)),
+            tuple(Left(block.name, type(block.original).__name__, why) for block, why in left),
             frozenset(id(module) for block in new for module in (block.current, new[block])),
             open=frozenset(id(part) for module in new.values() for part in _open(module)),
         )
@@ -109,9 +109,7 @@ class GatedMLPs(Method):
     @staticmethod
     def undo(model: nn.Module) -> nn.Module:
         """Put back the original gated MLPs."""
-        for module in model.modules():
-            if swapped_by(module) == "glu":
-                restore(module)
+        restore_all(model, "glu")
         for block in candidates(model):
             _with_current_projections(block)
             model = put_back(block) or model
@@ -149,36 +147,28 @@ def _with_current_projections(block: Found) -> Any:
 
 def candidates(model: nn.Module) -> list[Found]:
     """Return the gated MLPs of `model`, in the order of modules, including those with an unsupported forward."""
-    return modules_of(model, _has_projections)
 
+    def wanted(module: nn.Module) -> bool:
+        original = original_of(module) if isinstance(module, _Replacement) else module
+        return isinstance(original, nn.Module) and (
+            form_of_unit(original) is not None
+            or has_fused_experts(original)
+            or form_of_block(original) is not None
+            or not_supported(original) is not None
+        )
 
-def _has_projections(module: nn.Module) -> bool:
-    original = original_of(module) if isinstance(module, _Replacement) else module
-    return isinstance(original, nn.Module) and (
-        form_of_unit(original) is not None
-        or has_fused_experts(original)
-        or form_of_block(original) is not None
-        or not_supported(original) is not None
-    )
+    return modules_of(model, wanted)
 
 
 def not_supported(module: nn.Module) -> str | None:
     """Return the reason to leave a gated MLP that is written in no known way; None for any other module."""
     if has_fused_experts(module):
         return why_not_experts(module, torch_class(module))
-    for parts, whose in _PARTS:
-        if parts <= module._modules.keys() and _is_gated(module):
-            return f"it has the modules of {whose}, but its forward is none that fewbit knows"
-    return None
-
-
-def _is_gated(module: nn.Module) -> bool:
-    """Return whether the linear layers of `module` are gate, up and down, or gate and up in one, and down."""
+    whose = next((whose for parts, whose in _PARTS if parts <= module._modules.keys()), None)
+    # Its linear layers are gate, up and down, or gate and up in one, and down; or of another class, as Granite's.
     sizes = [(m.in_features, m.out_features) for m in module.children() if isinstance(m, nn.Linear)]
-    if not sizes:  # of another class, as Granite's
-        return True
-    (_, first), (last, _) = sizes[0], sizes[-1]
-    return len(sizes) > 2 or first == 2 * last
+    is_gated = not sizes or len(sizes) > 2 or sizes[0][1] == 2 * sizes[-1][0]
+    return f"it has the modules of {whose}, but its forward is none that fewbit knows" if whose and is_gated else None
 
 
 def made(block: Found, options: GatedMLPs, fused: bool, make: Make) -> GatedMLP | GatedHalves | GatedExperts | str:
@@ -192,7 +182,8 @@ def made(block: Found, options: GatedMLPs, fused: bool, make: Make) -> GatedMLP 
     """
     original = _with_current_projections(block)
     if has_fused_experts(original):
-        written = expert_form(original)
+        cls = torch_class(original)
+        written = None if why_not_experts(original, cls) else experts_of(cls)
     else:
         written = form_of_block(original) or form_of_unit(original)
     if written is None:
@@ -218,12 +209,6 @@ def made(block: Found, options: GatedMLPs, fused: bool, make: Make) -> GatedMLP 
     if isinstance(written, UnitForward):
         return _unit(original, written, plan)
     return _adopted(original, written, plan, options.input_bits)
-
-
-def expert_form(experts: nn.Module) -> ExpertForm | None:
-    """Return how fused experts compute their product; None if they are left."""
-    cls = torch_class(experts)
-    return None if why_not_experts(experts, cls) else experts_of(cls)
 
 
 def _activation(block: nn.Module, which: Any, names: list[str], fused: bool, make: Make) -> FewBitActivation | str:
@@ -295,11 +280,6 @@ def replaced(block: Found, new: Any) -> Replaced:
     was = torch_class(new) if isinstance(new, GatedExperts) else type(block.original)
     now = "GatedExperts" if isinstance(new, GatedExperts) else type(new).__name__
     return Replaced(block.name, was.__name__, f"{now}({new.extra_repr()})", bits, error)
-
-
-def left(block: Found, why: str) -> Left:
-    """Return the row of the report."""
-    return Left(block.name, type(block.original).__name__, why)
 
 
 def _open(block: nn.Module) -> Iterator[nn.Module]:

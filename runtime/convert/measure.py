@@ -10,7 +10,7 @@ copies with the same parameters; buffers and torch's random state do not change.
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from ...tables import FewbitError
 from ...tables.errors import shown
 from ..memory.record import profile
 from ..memory.saved import Profile
-from .report import Replaced, Report, grouped, size_text
+from .report import Report, grouped, size_text
 
 __all__ = ["Measured", "measure", "read_inputs"]
 
@@ -44,10 +44,6 @@ class Measured:
     saved: Mapping[str, int]
     only_adds: Mapping[str, str]
     profile: Profile
-
-    def with_saved(self, row: Replaced) -> Replaced:
-        """Return a row of the report with the bytes that it saves."""
-        return replace(row, saved=self.saved.get(row.name))
 
     @property
     def note(self) -> str:

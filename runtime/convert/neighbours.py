@@ -329,15 +329,11 @@ def _methods(cls: type) -> tuple[_Method, ...]:
 def _calls(cls: type, attribute: str) -> tuple[tuple[_Method, ast.Call], ...]:
     """Return the calls of ``self.attribute`` in the methods of `cls`."""
     nodes = ((method, node) for method in _methods(cls) for node in ast.walk(method.function))
-    return tuple((m, node) for m, node in nodes if isinstance(node, ast.Call) and _is_own(node.func, attribute))
-
-
-def _is_own(node: ast.expr, attribute: str) -> bool:
-    return (
-        isinstance(node, ast.Attribute)
-        and node.attr == attribute
-        and isinstance(node.value, ast.Name)
-        and node.value.id == "self"
+    return tuple(
+        (method, node)
+        for method, node in nodes
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == attribute
+        if isinstance(node.func.value, ast.Name) and node.func.value.id == "self"
     )
 
 
@@ -350,12 +346,17 @@ def _is_part(cls: type, attribute: str) -> bool:
 
 def _on_a_part(method: _Method, call: ast.Call) -> bool:
     argument = call.args[0] if call.args else None
-    if isinstance(argument, ast.Subscript) and isinstance(argument.value, ast.Name):
-        return _is_split(method, argument.value.id) and _multiplies_another(method, argument)
+    assigned = [node for node in ast.walk(method.function) if isinstance(node, ast.Assign)]
+    if isinstance(argument, ast.Subscript) and isinstance(argument.value, ast.Name):  # x[0], of x that is only split
+        name, whole, own = argument.value.id, ast.dump(argument.value), ast.dump(argument.slice)
+        values = [node.value for node in assigned for t in node.targets if isinstance(t, ast.Name) and t.id == name]
+        others = [side for side in _factors(method) if isinstance(side, ast.Subscript)]
+        multiplies = any(ast.dump(other.value) == whole and ast.dump(other.slice) != own for other in others)
+        return bool(values) and all(map(_splits, values)) and multiplies
     if not isinstance(argument, ast.Name):
         return False
-    for node in ast.walk(method.function):
-        if not (isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple)):
+    for node in assigned:
+        if not isinstance(node.targets[0], ast.Tuple):
             continue
         parts = {name.id for name in node.targets[0].elts if isinstance(name, ast.Name)}
         if _splits(node.value) and argument.id in parts:
@@ -365,21 +366,6 @@ def _on_a_part(method: _Method, call: ast.Call) -> bool:
 
 def _splits(value: ast.expr) -> bool:
     return isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in _SPLITS
-
-
-def _is_split(method: _Method, name: str) -> bool:
-    """Return whether `name` is always the tuple of parts of a tensor."""
-    assigned = [node for node in ast.walk(method.function) if isinstance(node, ast.Assign)]
-    values = [node.value for node in assigned for t in node.targets if isinstance(t, ast.Name) and t.id == name]
-    return bool(values) and all(map(_splits, values))
-
-
-def _multiplies_another(method: _Method, part: ast.Subscript) -> bool:
-    """Return whether another part of the same tuple is a factor."""
-    others = [side for side in _factors(method) if isinstance(side, ast.Subscript)]
-    return any(
-        ast.dump(side.value) == ast.dump(part.value) and ast.dump(side.slice) != ast.dump(part.slice) for side in others
-    )
 
 
 def _factors(method: _Method) -> list[ast.expr]:

@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from torch import nn
 
 from ..layers import KeepOutput, LayerNorm, RMSNorm
-from ..layers.base import CompressedLayer
-from ..layers.huggingface import like
 from .find import Found, modules_of
 from .method import Activations, Applied, Method, Task
 from .neighbours import written_over
 from .report import Replaced, one_line
-from .swap import restore, swap_to_form, swapped_by, torch_class, why_not
+from .swap import form_of, restore, restore_all, swap_to_form, why_not
 
 _FORMS: dict[type, type] = {nn.LayerNorm: LayerNorm, nn.RMSNorm: RMSNorm}
 _IN_PLACE = "Normalizations(): an output that is changed in place is refused in the backward pass: exclude that one"
@@ -48,7 +46,7 @@ class Normalizations(Method):
 
     def candidates(self, model: nn.Module) -> list[Found]:
         """Return the normalizations."""
-        return modules_of(model, _is_norm)
+        return modules_of(model, lambda module: form_of(module, _FORMS) is not None)
 
     def apply(self, task: Task) -> Applied:
         """Change the classes of the normalizations whose output stays what it is."""
@@ -64,11 +62,4 @@ class Normalizations(Method):
     @staticmethod
     def undo(model: nn.Module) -> nn.Module:
         """Restore the classes of the normalizations."""
-        for module in model.modules():
-            if isinstance(module, CompressedLayer) and swapped_by(module) == "normalizations":
-                restore(module)
-        return model
-
-
-def _is_norm(module: nn.Module) -> bool:
-    return torch_class(module) in _FORMS or like(torch_class(module)) in _FORMS
+        return restore_all(model, "normalizations")

@@ -225,18 +225,15 @@ def _norms_of(owner: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Modu
 
 def _followed_of(owner: nn.Module) -> tuple[str, ...]:
     """Return the names of the children of `owner` that its trace goes through."""
-    if not _takes_one_tensor(type(owner)):
-        return ()
-    return tuple(name for name, child in owner.named_children() if _is_followed(child))
-
-
-def _takes_one_tensor(cls: type[nn.Module]) -> bool:
-    """Return whether the forward of a class has one argument: no other can decide which way it takes."""
     try:
-        parameters = list(inspect.signature(cls.forward).parameters.values())
+        parameters = list(inspect.signature(type(owner).forward).parameters.values())
     except (TypeError, ValueError):
-        return False
-    return len(parameters) == 2 and all(p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty for p in parameters)
+        return ()
+    if len(parameters) != 2 or any(
+        p.kind is not p.POSITIONAL_OR_KEYWORD or p.default is not p.empty for p in parameters
+    ):
+        return ()  # another argument than one tensor may decide which way it takes
+    return tuple(name for name, child in owner.named_children() if _is_followed(child))
 
 
 def _is_followed(module: nn.Module) -> bool:

@@ -4,7 +4,7 @@ Neither package is imported: a class is identified by the path of its module and
 parent unless it defines its own `forward`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,18 +81,13 @@ def _verdict(module: nn.Module) -> _Verdict | None:
 # ---- how modules of each class are read ------------------------------------------------------------------------------
 
 
-def _call_text(family: str, arguments: Mapping[str, float], defaults: Mapping[str, float | None]) -> str:
-    """Return the compiler's name without default arguments: ``softplus(beta=2)``."""
-    given = [f"{k}={number_text(v)}" for k, v in arguments.items() if k not in defaults or v != defaults[k]]
-    return f"{family}({','.join(given)})" if given else family
-
-
 def _torch(name: str, row: ActivationRow) -> Rule:
     """Return the rule of the class `name` of torch.nn, whose arguments are its attributes."""
 
     def rule(module: Any) -> Recognized:
         arguments = {parameter: getattr(module, parameter) for parameter, _ in row.defaults}
-        text = _call_text(row.name, arguments, dict(row.defaults))
+        others = [f"{k}={number_text(arguments[k])}" for k, default in row.defaults if arguments[k] != default]
+        text = f"{row.name}({','.join(others)})" if others else row.name  # softplus(beta=2)
         return Recognized(name, tuple(arguments.items()), text, bool(getattr(module, "inplace", False)))
 
     return rule

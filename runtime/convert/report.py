@@ -142,7 +142,8 @@ def size_text(size: float) -> str:
 def _replaced_lines(rows: Sequence[Replaced]) -> list[str]:
     """Return the table of replaced modules, whose texts have the room that the other columns leave."""
     groups, heads = grouped(rows), ("name", "module", "table error", "saved")
-    others = [(_names(group), _number(group[0].error), _size(group[0].saved)) for group in groups]
+    errors = ("" if math.isnan(group[0].error) else f"{group[0].error:.3g}" for group in groups)
+    others = [(_names(group), error, _size(group[0].saved)) for group, error in zip(groups, errors, strict=True)]
     columns_of_others = zip((heads[0], *heads[2:]), zip(*others, strict=True), strict=True)
     taken = sum(max(map(len, (head, *cells))) + 2 for head, cells in columns_of_others if any(cells))
     body = []
@@ -209,10 +210,6 @@ def _fit(text: str, size: int) -> str:
 
 def _size(saved: int | None) -> str:
     return "" if saved is None else size_text(saved)
-
-
-def _number(error: float) -> str:
-    return "" if math.isnan(error) else f"{error:.3g}"
 
 
 def _names(group: Sequence[Row]) -> str:

@@ -11,7 +11,7 @@ So without `norms` the error that a network of these layers propagates is exact,
 (Section 4.2). One bit cannot encode two zeros, so with `bits=1` a ReLU saves a separate 1-bit mask.
 
 The forward pass is torch's, bit for bit. Layers remain the same objects and change their class (swap.py); a ReLU is
-replaced by another module (placement.py).
+replaced by another module.
 """
 
 import math
@@ -31,9 +31,8 @@ from ..layers.value_aware_relu import ValueAwareReLU
 from ..quantizers import Outlier
 from .find import ORIGINAL, Found, modules_of, original_of, parts_of_normalizations
 from .method import Activations, Applied, Method, Task
-from .placement import put, put_back
 from .report import Left, Replaced, one_line
-from .swap import form_of, restore, swap_to_form, swapped_by, torch_class, why_not
+from .swap import form_of, put, put_back, restore, restore_all, swap_to_form, swapped_by, torch_class, why_not
 
 Wanted = Callable[[str, nn.Module], bool]
 
@@ -171,7 +170,10 @@ class VQuant(Method):
         root = model
         for each in found:
             module = _module(each)
-            why = self._why_left(module)
+            if torch_class(module) in _IS_NORM and not self.norms:
+                why = "the error it propagates depends on what it saves"
+            else:
+                why = why_not(module, {nn.ReLU: ReLU, **_FORMS})
             if why is not None:
                 left.append(Left(each.name, one_line(module), why))
                 continue
@@ -194,11 +196,6 @@ class VQuant(Method):
         """Put back ReLUs; `ActNN.undo` restores the layers' classes, in the same way for both methods."""
         return relus_again(model)
 
-    def _why_left(self, module: nn.Module) -> str | None:
-        if torch_class(module) in _IS_NORM and not self.norms:
-            return "the error it propagates depends on what it saves"
-        return why_not(module, {nn.ReLU: ReLU, **_FORMS})
-
     def _bits(self, new: nn.Module) -> int:
         """Return the bits saved for each element: max pooling saves a byte for each output, average pooling nothing."""
         kind = type(new).__name__
@@ -214,10 +211,7 @@ def torch_again(model: nn.Module) -> nn.Module:
     """
     if not any(swapped_by(module) == "level" for module in model.modules()):
         forget_inputs(model)
-    for module in model.modules():
-        if swapped_by(module) == "outliers":
-            restore(module)
-    return relus_again(model)
+    return relus_again(restore_all(model, "outliers"))
 
 
 def relus_again(model: nn.Module) -> nn.Module:

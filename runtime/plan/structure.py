@@ -18,7 +18,7 @@ from typing import Any
 from torch import nn
 
 from ...tables import FewbitError
-from ..convert.placement import hand_over
+from ..convert.swap import hand_over
 
 # Of the dictionaries of a module: parameters and buffers belong to the training, and keep their identity.
 _APART = frozenset(("_parameters", "_buffers"))
