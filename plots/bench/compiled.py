@@ -11,7 +11,7 @@ compiled in a cache is that of a second process.
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from tempfile import TemporaryDirectory
@@ -360,7 +360,9 @@ def _row(case: Case, training: Training, tokens: Tensor, true: Tensor) -> Row:
     seconds = None
     torch.manual_seed(0)
     if compiles(training.variant, case):
-        with _empty_cache():
+        from torch._inductor.utils import fresh_inductor_cache
+
+        with fresh_inductor_cache():
             seconds, loss = timed(lambda: training.step(tokens))
     else:
         loss = training.step(tokens)
@@ -462,12 +464,6 @@ def _warm_up_compiler() -> None:
     """Compile a small model, so that no variant's time has the compiler's own start in it."""
     small = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
     torch.compile(small)(torch.randn(4, 8)).sum().backward()
-
-
-def _empty_cache() -> AbstractContextManager[None]:
-    from torch._inductor.utils import fresh_inductor_cache
-
-    return fresh_inductor_cache()
 
 
 @contextmanager

@@ -130,21 +130,9 @@ class Job:
     cases: Sequence[Case]
 
 
-def _gelu(dtype: str) -> str:
-    return kernel_source(load_table("gelu", bits=3), dtype, ["forward", "multiply"], "gelu")
-
-
-def _at_random(dtype: str) -> str:
-    return rounding_source(dtype, 3, load_table("gelu", 3, "stochastic"), "gelu")
-
-
-def _glu(dtype: str) -> str:
-    return glu_source(load_table("silu", bits=3), dtype, "silu", (), 4, 4)
-
-
 JOBS: Mapping[str, Job] = {
     "gelu": Job(
-        _gelu,
+        lambda dtype: kernel_source(load_table("gelu", bits=3), dtype, ["forward", "multiply"], "gelu"),
         [
             Case("GELU 3 forward", "forward", 3 / 8, 2, _TILE),
             Case("GELU 3 backward", "multiply", 3 / 8, 2, _TILE),
@@ -155,7 +143,7 @@ JOBS: Mapping[str, Job] = {
         [Case("GELU 3 codes at random", "encode", 3 / 8, 1, _TILE, shortest=True)],
     ),
     "at random": Job(
-        _at_random,
+        lambda dtype: rounding_source(dtype, 3, load_table("gelu", 3, "stochastic"), "gelu"),
         [Case("GELU 3 forward at random", "forward", 3 / 8, 2, _TILE, shortest=True)],
     ),
     **{
@@ -177,7 +165,7 @@ JOBS: Mapping[str, Job] = {
         ],
     ),
     "glu": Job(
-        _glu,
+        lambda dtype: glu_source(load_table("silu", bits=3), dtype, "silu", (), 4, 4),
         [
             Case("GLU 3+4+4 forward", "glu_forward", 11 / 8 + 2 * _GROUP, 3, {2: 16, 4: 8}, shortest=True),
             Case("GLU 3+4+4 backward", "glu_backward", 11 / 8 + 2 * _GROUP, 4, _PAIR),

@@ -236,8 +236,10 @@ def _with_largest_batch(row: Row, training: Training, case: Case) -> Row:
 
     def step(batch: int) -> None:
         try:
-            if row.level in LEVELS and LEVELS[row.level].swaps:
-                _check_host(batch * row.kept // case.batch)
+            swapped = batch * row.kept // case.batch if row.level in LEVELS and LEVELS[row.level].swaps else 0
+            # The OS would kill a process whose swapped tensors take more than half of the host's free memory.
+            if hasattr(os, "sysconf") and swapped > os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2:
+                raise RuntimeError(f"no room in host memory for {swapped / 2**30:.1f} GiB of swapped tensors")
             training.step(training.images(batch, case.size))
             _wait(case.device)
         except RuntimeError as error:  # out of memory, or a size that a library does not accept
@@ -246,12 +248,6 @@ def _with_largest_batch(row: Row, training: Training, case: Case) -> Row:
 
     largest = largest_batch_by_trial(step, RuntimeError, training.forget, TOLERANCE)
     return replace(row, largest_batch=largest, batch_times=1.0, stopped_by=failures[-1])
-
-
-def _check_host(size: int) -> None:
-    """Raise RuntimeError unless half of the host's free memory holds `size` bytes, as the OS would kill the process."""
-    if hasattr(os, "sysconf") and size > os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2:
-        raise RuntimeError(f"no room in host memory for {size / 2**30:.1f} GiB of swapped tensors")
 
 
 def _wait(device: str) -> None:

@@ -108,9 +108,14 @@ def bench_command(
             measured, last = measure(**options), None
             for last in [measured] if isinstance(measured, Report) else measured:
                 if output:
-                    _write(last, output)
+                    with atomic_write(output) as stream:
+                        stream.write(dumps(last.values).encode())
             assert last is not None, "a bench measures something"
-            _print(last, output, as_json)
+            click.echo(dumps(last.values) if as_json else "\n".join(last.lines) + "\n", nl=False)
+            if output:
+                click.echo(f"wrote {output}", err=True)
+            if last.failed:
+                raise click.exceptions.Exit(1)
 
         command = click.command(name)(run)
         for option in shared:
@@ -118,20 +123,6 @@ def bench_command(
         return command
 
     return decorate
-
-
-def _print(report: Report, output: Path | None, as_json: bool) -> None:
-    """Print `report`, which has been written to `output`, as JSON or text; exit with status 1 if it failed."""
-    click.echo(dumps(report.values) if as_json else "\n".join(report.lines) + "\n", nl=False)
-    if output:
-        click.echo(f"wrote {output}", err=True)
-    if report.failed:
-        raise click.exceptions.Exit(1)
-
-
-def _write(report: Report, output: Path) -> None:
-    with atomic_write(output) as stream:
-        stream.write(dumps(report.values).encode())
 
 
 def _prepare(device: str | None, threads: int | None) -> None:

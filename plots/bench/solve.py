@@ -262,30 +262,10 @@ def _costs(w: Vector, fw: Vector, f2: Vector) -> Vector:
     return np.maximum(f2 - fw * fw / np.where(w > 0, w, 1.0), 0.0)
 
 
-def _interval_fewbit(moments: Moments, K: int) -> Vector:
-    return solve_interval(moments, K)
-
-
-def _interval_plain(moments: Moments, K: int) -> Vector:
-    return moments.edges[plain_programme(moments.prefix, K)]
-
-
 def _interval_ruptures(moments: Moments, K: int) -> Vector:
     detector = import_module(RUPTURES).KernelCPD(kernel="linear", min_size=1, jump=1)
     ends = detector.fit_predict((moments.cells[1] / moments.cells[0])[:, None], n_bkps=K - 1)
     return moments.edges[np.asarray(ends[:-1])]
-
-
-def _shared_fewbit(moments: Moments, K: int) -> Vector:
-    return solve_shared(moments, K)
-
-
-def _stochastic_fewbit(moments: Moments, K: int) -> Vector:
-    return solve_stochastic(moments, range_of(moments.activation, moments), K)
-
-
-def _stochastic_error(moments: Moments, levels: Vector) -> float:
-    return Segments.of(moments, levels).error
 
 
 def _shared_plain(moments: Moments, K: int) -> Vector:
@@ -301,18 +281,18 @@ def _shared_kmeans1d(moments: Moments, K: int) -> Vector:
 
 
 _SOLVERS: dict[tuple[str | None, str], Callable[[Moments, int], Vector]] = {
-    ("interval", FEWBIT): _interval_fewbit,
-    ("interval", PLAIN): _interval_plain,
+    ("interval", FEWBIT): solve_interval,
+    ("interval", PLAIN): lambda moments, K: moments.edges[plain_programme(moments.prefix, K)],
     ("interval", RUPTURES): _interval_ruptures,
-    ("shared", FEWBIT): _shared_fewbit,
+    ("shared", FEWBIT): solve_shared,
     ("shared", PLAIN): _shared_plain,
     ("shared", KMEANS1D): _shared_kmeans1d,
-    ("stochastic", FEWBIT): _stochastic_fewbit,
+    ("stochastic", FEWBIT): lambda moments, K: solve_stochastic(moments, range_of(moments.activation, moments), K),
 }
 _ERRORS: dict[str | None, Callable[[Moments, Vector], float]] = {
     "interval": interval_error,
     "shared": shared_error,
-    "stochastic": _stochastic_error,
+    "stochastic": lambda moments, levels: Segments.of(moments, levels).error,
 }
 
 

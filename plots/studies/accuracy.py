@@ -143,15 +143,11 @@ def fewest_bits(rows: Sequence[Row], scale: str) -> float | None:
     """
     fewest = None
     for bits in reversed(WHOLE if scale not in MIXED else FRACTIONS):
-        gap = gaps(rows, _usual(scale, bits), "accuracy")
+        gap = gaps(rows, _setting(scale, bits, "average" if scale in MIXED else "", UNIFORM), "accuracy")
         if gap is None or gap.high < 0 or gap.mean < -NEGLIGIBLE:
             return fewest
         fewest = bits
     return fewest
-
-
-def _usual(scale: str, bits: float) -> Row:
-    return _setting(scale, bits, "average" if scale in MIXED else "", UNIFORM)
 
 
 def lines(rows: Sequence[Row]) -> Iterator[str]:

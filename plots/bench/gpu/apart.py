@@ -70,10 +70,15 @@ def run_part(part: Part, deadline: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         status = _status_of(part, folder, left)
-        said, complaint = _said(folder), _last_lines(folder / "errors")
+        said, errors = _said(folder), (folder / "errors").read_text(errors="replace").splitlines()
+        complaint = [line.rstrip()[:_WIDTH] for line in errors if line.strip()][-_LINES:]
     state = "broken off" if status is None else "ok" if status == 0 and said.get("ok", True) else "failed"
     row = {"state": state, "seconds": round(time.monotonic() - begun, 2), **said}
-    return row if state == "ok" else {**row, "errors": complaint}
+    return (
+        row
+        if state == "ok"
+        else {**row, "errors": complaint}
+    )
 
 
 def _status_of(part: Part, folder: Path, seconds: float) -> int | None:
@@ -108,8 +113,3 @@ def _said(folder: Path) -> dict[str, Any]:
             if isinstance(value, dict):
                 return value
     return {}
-
-
-def _last_lines(errors: Path) -> list[str]:
-    lines = [line.rstrip()[:_WIDTH] for line in errors.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-_LINES:]

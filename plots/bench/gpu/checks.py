@@ -15,6 +15,7 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -312,12 +313,8 @@ def large(device: str) -> Said:
             yield tried(found, name, call)
 
 
-def _of_family(family: str) -> Check:
-    return lambda device: kernels(family, device)
-
-
 CHECKS: Mapping[str, Check] = {
-    **{f"kernels {family}": _of_family(family) for family in FAMILIES},
+    **{f"kernels {family}": partial(kernels, family) for family in FAMILIES},
     "doctor": doctor,
     "threads": threads,
     "noise in graphs": noise_in_graphs,

@@ -14,10 +14,6 @@ from .trainings import WAYS
 Rows = Mapping[str, Row]
 _OTHER = "not measured"
 _ABOUT = ("state", "microseconds", "inputs that differ")  # of a row, beside its parts
-_TITLES = {
-    "layer": "A layer of Llama-3-8B, 4 × 2,048 tokens",
-    "model": "A model of Llama-3.2-1B's form, 2 × 2,048 tokens",
-}
 
 
 def page(text: str, folder: Path) -> str:

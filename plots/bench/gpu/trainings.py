@@ -196,10 +196,6 @@ def _compiled_checkpoints(model: nn.Module) -> None:
     _compiled()(model)
 
 
-def _offloaded() -> AbstractContextManager[Any]:
-    return torch.autograd.graph.save_on_cpu(pin_memory=torch.cuda.is_available())
-
-
 # The most telling first: a call may be broken off.
 WAYS: Mapping[str, Way] = {
     "eager": Way(),
@@ -217,7 +213,7 @@ WAYS: Mapping[str, Way] = {
     "L2, gated parts": Way(lambda model: convert(model, level="L2", glu="parts")),
     "hooks, 4 bits": Way(around=lambda: compress_saved_tensors(PerGroup(4))),
     "checkpoints, 8 bits": Way(lambda model: checkpoint(model, bits=8)),
-    "offload": Way(around=_offloaded),
+    "offload": Way(around=lambda: torch.autograd.graph.save_on_cpu(pin_memory=torch.cuda.is_available())),
 }
 
 
