@@ -166,6 +166,12 @@ def gradient(model, inputs, seed=1):
     return torch.cat([p.grad.flatten().double() for p in model.parameters()])
 
 
+def errs_as_predicted(plan, model, inputs, exact):
+    """Whether the mean error of four draws of the gradient, beside the exact one, is as a plan says, within a half."""
+    errors = [((gradient(model, inputs, s) - exact).norm() / exact.norm()).item() for s in range(1, 5)]
+    return plan.error / 1.5 <= sum(errors) / 4 <= 1.5 * plan.error
+
+
 def fixed(plan):
     return plan.peak.parameters + plan.peak.optimizer
 

@@ -11,13 +11,7 @@ CORPUS = Corpus(TEXT[:2000], TEXT[2000:])
 SETTINGS = Settings(steps=4, batch=4, size=Size(width=16, depth=2, heads=2, context=12), validation_windows=6)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """So little work is done sooner by one thread, above all where other tests run at the same time."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

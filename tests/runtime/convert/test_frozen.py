@@ -109,19 +109,16 @@ def test_padding_that_is_not_by_zeros_keeps_nothing_of_its_own(mode, freezing):
 # ---- chains ----------------------------------------------------------------------------------------------------------
 
 
-def convolutional_chain():
-    return nn.Sequential(nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3))
-
-
-def chain_with_a_matrix():
-    return nn.Sequential(nn.BatchNorm1d(32), nn.LeakyReLU(0.1), nn.Linear(32, 16))
-
-
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("x_wanted", [True, False])
 @pytest.mark.parametrize(
-    ("make", "shape"), [(convolutional_chain, IMAGE), (chain_with_a_matrix, (48, 32))], ids=["Conv2d", "Linear"]
+    ("make", "shape"),
+    [
+        (lambda: nn.Sequential(nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3)), IMAGE),
+        (lambda: nn.Sequential(nn.BatchNorm1d(32), nn.LeakyReLU(0.1), nn.Linear(32, 16)), (48, 32)),
+    ],
+    ids=["Conv2d", "Linear"],
 )
 def test_a_fused_chain_keeps_what_its_gradients_need(make, shape, x_wanted, training):
     names = [name for name, _ in make().named_parameters()]

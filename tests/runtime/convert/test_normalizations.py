@@ -10,11 +10,6 @@ from fewbit.layers import KeepOutput
 from torch import nn
 
 
-@pytest.fixture(autouse=True)
-def seed():
-    torch.manual_seed(0)
-
-
 class Gemmas(nn.Module):
     """RMS normalization with 1 + w, as Gemma's."""
 

@@ -90,8 +90,9 @@ class TestMethods:
         model, x = network(), torch.randn(8, 3, 8, 8)
         model[0].weight.grad = kept = torch.ones_like(model[0].weight)
         state = {name: value.clone() for name, value in model.state_dict().items()}
-        before = torch.get_rng_state()
+        before, parts = torch.get_rng_state(), [*model.modules(), *model.parameters()]
         memory.compare(model, x, level="L3", saved=PerGroup())
+        assert all(a is b for a, b in zip(parts, [*model.modules(), *model.parameters()], strict=True))
         assert torch.equal(before, torch.get_rng_state())
         assert model[0].weight.grad is kept and torch.equal(kept, torch.ones_like(kept))
         assert model[3].weight.grad is None

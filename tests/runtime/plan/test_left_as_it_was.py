@@ -15,11 +15,6 @@ from torch import nn
 from torch.overrides import _get_current_function_mode_stack
 
 
-@pytest.fixture(autouse=True)
-def seed():
-    torch.manual_seed(0)
-
-
 @pytest.fixture(scope="module")
 def plan():
     torch.manual_seed(0)

@@ -122,11 +122,6 @@ class TestProfile:
             assert memory.profile(model, torch.zeros(2, 32)).saved == ()
         assert memory.profile(model.requires_grad_(False), torch.zeros(2, 32)).saved == ()
 
-    def test_of_a_shared_module_has_its_first_name(self):
-        activation = fewbit.GELU(bits=2)
-        model = nn.Sequential(nn.Linear(8, 8), activation, nn.Linear(8, 8), activation)
-        assert memory.profile(model, torch.zeros(2, 8)).by_module()["1"] == 2 * 4
-
     def test_takes_keywords(self):
         class Scaled(nn.Module):
             def forward(self, x, *, power):
@@ -170,7 +165,7 @@ class TestProfile:
 
         assert memory.profile(Wasteful(), torch.zeros(5, requires_grad=True)).by_op() == {"exp": 20}
 
-    def test_of_a_module_called_twice_counts_both_calls(self):
+    def test_of_a_module_in_two_places_counts_both_calls_under_its_first_name(self):
         activation = fewbit.GELU(bits=2)
         model = nn.Sequential(nn.Linear(8, 8), activation, nn.Linear(8, 8), activation)
         profile = memory.profile(model, torch.zeros(2, 8))
@@ -484,13 +479,6 @@ class TestCompare:
         assert (comparison.saved, comparison.nonlinear) == (4096 - 384, 4096)
         assert [r.name for r in comparison.report.replaced] == ["1"]
 
-    def test_leaves_the_model_as_it_is(self):
-        model = mlp(nn.GELU())
-        activation, weight = model[1], model[0].weight
-        memory.compare(model, torch.zeros(16, 32))
-        assert model[1] is activation and model[0].weight is weight
-        assert hooks_of(model) == 0
-
     def test_of_a_converted_model_begins_with_the_original(self):
         model = mlp(nn.GELU())
         expected = memory.compare(model, torch.zeros(16, 32), bits=2)
@@ -513,12 +501,6 @@ class TestCompare:
         x = torch.zeros(64, requires_grad=True)
         assert memory.compare(Called(), x, bits=2).saved == 0
         assert memory.compare(Called(), x, bits=2, functions=True).after.total == 16
-
-    def test_is_the_same_on_the_meta_device(self):
-        with torch.device("meta"):
-            meta = memory.compare(mlp(nn.GELU()), torch.zeros(16, 32))
-        real = memory.compare(mlp(nn.GELU()), torch.zeros(16, 32))
-        assert (meta.before, meta.after) == (real.before, real.after)
 
     def test_of_an_activation_alone(self):
         comparison = memory.compare(nn.SiLU(), torch.zeros(64, requires_grad=True), bits=1)

@@ -10,18 +10,12 @@ import pytest
 import torch
 from fewbit import FewbitError, Plan
 from fewbit.runtime.memory.allocator import allocations
-from plan_cases import Attending, Convs, Gated, Net, batch, fixed, gradient, images
+from plan_cases import Attending, Convs, Gated, Net, batch, errs_as_predicted, fixed, gradient, images
 from processes import said_by_two
 from step_peak import measured_peak
 from torch import nn
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
-
-
-@pytest.fixture(autouse=True)
-def seed():
-    torch.manual_seed(0)
-
 
 CASES = [
     (Net, batch),
@@ -33,22 +27,30 @@ CASES = [
 ]
 
 
-class TestThePeak:
-    @pytest.mark.sample(1)
-    @pytest.mark.parametrize(("make", "data"), CASES)
-    @pytest.mark.parametrize("part", [0.05, 0.6])
-    def test_is_within_the_budget_and_as_predicted(self, make, data, part):
-        model, inputs = make(), data()
-        least = fewbit.plan(model, inputs, error=0.5)
-        budget = int(least.peak.total + part * (least.exact_peak - least.peak.total))
-        plan = fewbit.plan(model, inputs, memory=budget)
-        fitted = fewbit.fit(model, plan=plan)
-        measured = measured_peak(model, inputs) + fixed(plan)
-        assert plan.peak.total <= budget
-        assert measured <= plan.peak.total * 1.0001 + 64
-        assert measured >= 0.95 * plan.peak.total
-        assert fitted.unknown == ()
+PARTS = ("parameters", "gradients", "optimizer", "saved", "workspace")
 
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize(("make", "data"), CASES)
+@pytest.mark.parametrize("part", [0.05, 0.6])
+def test_a_plan_is_within_its_budget_and_takes_and_errs_as_predicted(make, data, part):
+    model, inputs = make(), data()
+    least = fewbit.plan(model, inputs, error=0.5)
+    budget = int(least.peak.total + part * (least.exact_peak - least.peak.total))
+    plan = fewbit.plan(model, inputs, memory=budget)
+    exact = gradient(model, inputs)
+    fitted = fewbit.fit(model, plan=plan)
+    measured = measured_peak(model, inputs) + fixed(plan)
+    assert plan.peak.total <= budget
+    assert 0.95 * plan.peak.total <= measured <= plan.peak.total * 1.0001 + 64
+    assert all(getattr(each.peak, name) >= 0 for each in (least, plan) for name in PARTS)
+    assert fitted.unknown == ()
+    if not any(isinstance(m, nn.Dropout) and m.p for m in model.modules()):  # which drops others with each seed
+        assert part > 0.05 or plan.error > 1e-3
+        assert errs_as_predicted(plan, model, inputs, exact)
+
+
+class TestThePeak:
     @pytest.mark.deep
     def test_is_planned_under_a_profiler_of_the_users_which_goes_on(self):
         with profile(activities=[ProfilerActivity.CPU]) as recorded:
@@ -75,31 +77,24 @@ class TestThePeak:
         assert 0.95 < (measured_peak(model, inputs) + fixed(plan)) / plan.peak.total <= 1.0001
 
     @pytest.mark.deep
-    @pytest.mark.parametrize("shares_output", [True, False])
-    def test_is_as_predicted_where_attention_is_computed_again(self, shares_output):
-        model, inputs = Attending(shares_output=shares_output), batch(16)
+    @pytest.mark.parametrize(
+        ("make", "samples", "method", "count"),
+        [
+            (Attending, 16, "attention", 1),
+            (lambda: Attending(shares_output=False), 16, "attention", 1),
+            (Gated, 32, "gated", 2),
+        ],
+    )
+    def test_is_as_predicted_where_a_method_is_in_a_plan_of_least_memory(self, make, samples, method, count):
+        model, inputs = make(), batch(samples)
         exact = gradient(model, inputs)
         least = fewbit.plan(model, inputs, error=0.5, recompute=False)
         plan = fewbit.plan(model, inputs, memory=least.peak.total, recompute=False)
-        assert any(choice.method == "attention" for choice in plan.choices)
+        assert sum(choice.method == method for choice in plan.choices) >= count
         fitted = fewbit.fit(model, plan=plan)
         assert fitted.unknown == ()
         assert 0.95 < (measured_peak(model, inputs) + fixed(plan)) / plan.peak.total <= 1.0001
-        errors = [((gradient(model, inputs, s) - exact).norm() / exact.norm()).item() for s in range(1, 5)]
-        assert plan.error / 1.5 <= sum(errors) / 4 <= 1.5 * plan.error
-
-    @pytest.mark.deep
-    def test_is_as_predicted_where_gated_mlps_save_their_parts(self):
-        model, inputs = Gated(), batch(32)
-        exact = gradient(model, inputs)
-        least = fewbit.plan(model, inputs, error=0.5, recompute=False)
-        plan = fewbit.plan(model, inputs, memory=least.peak.total, recompute=False)
-        assert sum(choice.method == "gated" for choice in plan.choices) == 2
-        fitted = fewbit.fit(model, plan=plan)
-        assert fitted.unknown == ()
-        assert 0.95 < (measured_peak(model, inputs) + fixed(plan)) / plan.peak.total <= 1.0001
-        errors = [((gradient(model, inputs, s) - exact).norm() / exact.norm()).item() for s in range(1, 5)]
-        assert plan.error / 1.5 <= sum(errors) / 4 <= 1.5 * plan.error
+        assert errs_as_predicted(plan, model, inputs, exact)
 
     @pytest.mark.deep
     @pytest.mark.parametrize(("make", "data"), [(Net, batch), (Attending, batch), (Gated, batch)])
@@ -126,13 +121,6 @@ class TestThePeak:
         optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
         assert fewbit.plan(model, inputs, memory="1GB", optimizer=optimizer).peak.optimizer == plan.peak.parameters
 
-    @pytest.mark.sample(1)
-    @pytest.mark.parametrize(("make", "data"), CASES)
-    def test_is_made_of_parts_that_are_not_negative(self, make, data):
-        plan = fewbit.plan(make(), data(), error=0.5)
-        parts = ("parameters", "gradients", "optimizer", "saved", "workspace")
-        assert all(getattr(plan.peak, part) >= 0 for part in parts)
-
     def test_may_lie_in_the_optimizers_step(self):
         model = nn.Sequential(nn.Linear(1000, 1000))
         plan = fewbit.plan(model, torch.randn(2, 1000), loss=lambda y: y.sum(), memory="1GB")
@@ -141,19 +129,6 @@ class TestThePeak:
 
 
 class TestTheError:
-    @pytest.mark.sample(1)
-    @pytest.mark.parametrize(("make", "data"), [CASES[0], *CASES[2:]])
-    @pytest.mark.parametrize("part", [0.05, 0.6])
-    def test_is_as_measured(self, make, data, part):
-        model, inputs = make(), data()
-        least = fewbit.plan(model, inputs, error=0.5)
-        plan = fewbit.plan(model, inputs, memory=int(least.peak.total + part * (least.exact_peak - least.peak.total)))
-        exact = gradient(model, inputs)
-        fewbit.fit(model, plan=plan)
-        errors = [((gradient(model, inputs, s) - exact).norm() / exact.norm()).item() for s in range(1, 5)]
-        assert part > 0.05 or plan.error > 1e-3
-        assert plan.error / 1.5 <= sum(errors) / 4 <= 1.5 * plan.error
-
     def test_is_that_of_rounding_where_blocks_are_recomputed_with_the_same_dropout(self):
         model, inputs = Net(dropout=0.2), batch(32)
         exact = gradient(model, inputs)
@@ -310,22 +285,14 @@ class TestFit:
         assert all(torch.equal(a.grad, b.grad) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
 
     @pytest.mark.deep
-    def test_copies_train_by_the_plan_on_their_own(self):
+    @pytest.mark.parametrize("twin_of", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+    def test_copies_and_pickles_train_by_the_plan_on_their_own(self, twin_of):
         model, inputs = Net(), batch()
         exact = gradient(model, inputs)
         fewbit.fit(model, inputs, error=0.2)
-        twin = copy.deepcopy(model)
+        twin = twin_of(model)
         fewbit.revert(model)
         assert torch.equal(gradient(model, inputs), exact)
-        assert (gradient(twin, inputs) - exact).norm() > 0
-        assert torch.equal(gradient(fewbit.revert(twin), inputs), exact)
-
-    @pytest.mark.deep
-    def test_a_pickled_model_trains_by_the_plan(self):
-        model, inputs = Net(), batch()
-        exact = gradient(model, inputs)
-        fewbit.fit(model, inputs, error=0.2)
-        twin = pickle.loads(pickle.dumps(model))
         assert (gradient(twin, inputs) - exact).norm() > 0
         assert torch.equal(gradient(fewbit.revert(twin), inputs), exact)
 
@@ -490,26 +457,22 @@ class TestErrorsOfTheUser:
             fewbit.plan(Net(), batch(), **options)
         assert "\n" not in str(caught.value)
 
-    def test_a_model_that_is_wrapped(self):
-        with pytest.raises(FewbitError, match=r"plan before DataParallel, .*, and say parallel="):
-            fewbit.plan(nn.DataParallel(Net()), batch(), memory="1GB")
+    @pytest.mark.parametrize(
+        ("make", "data", "loss", "match"),
+        [
+            (lambda: nn.DataParallel(Net()), batch, None, r"plan before DataParallel, .*, and say parallel="),
+            (Net, lambda: torch.randn(2, 3, 16), None, "give loss="),
+            (lambda: Net().requires_grad_(False), batch, None, "does not require a gradient"),
+            (nn.ReLU, lambda: torch.randn(4, 8, requires_grad=True), torch.sum, "no parameter of this ReLU is trained"),
+            (lambda: 3, batch, None, r"must be a torch\.nn\.Module, not int"),
+        ],
+        ids=["wrapped", "no loss", "no gradient", "no parameter", "no model"],
+    )
+    def test_are_of_models_that_cannot_be_planned(self, make, data, loss, match):
+        with pytest.raises(FewbitError, match=match):
+            fewbit.plan(make(), data(), loss=loss, memory="1GB")
 
-    def test_an_output_that_is_no_loss(self):
-        with pytest.raises(FewbitError, match="give loss="):
-            fewbit.plan(Net(), torch.randn(2, 3, 16), memory="1GB")
-
-    def test_nothing_to_train(self):
-        model = Net().requires_grad_(False)
-        with pytest.raises(FewbitError, match="does not require a gradient"):
-            fewbit.plan(model, batch(), memory="1GB")
-
-    def test_nothing_that_is_trained(self):
-        with pytest.raises(FewbitError, match="no parameter of this ReLU is trained"):
-            fewbit.plan(nn.ReLU(), torch.randn(4, 8, requires_grad=True), loss=torch.sum, memory="1GB")
-
-    def test_what_is_neither_a_model_nor_a_plan(self):
-        with pytest.raises(FewbitError, match=r"must be a torch\.nn\.Module, not int"):
-            fewbit.plan(3, batch(), memory="1GB")
+    def test_what_is_no_plan(self):
         with pytest.raises(FewbitError, match="plan is a Plan, of"):
             fewbit.fit(Net(), plan="plan.json")
 
