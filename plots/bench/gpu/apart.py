@@ -74,11 +74,7 @@ def run_part(part: Part, deadline: float) -> dict[str, Any]:
         complaint = [line.rstrip()[:_WIDTH] for line in errors if line.strip()][-_LINES:]
     state = "broken off" if status is None else "ok" if status == 0 and said.get("ok", True) else "failed"
     row = {"state": state, "seconds": round(time.monotonic() - begun, 2), **said}
-    return (
-        row
-        if state == "ok"
-        else {**row, "errors": complaint}
-    )
+    return row if state == "ok" else {**row, "errors": complaint}
 
 
 def _status_of(part: Part, folder: Path, seconds: float) -> int | None:
