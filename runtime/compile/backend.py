@@ -78,12 +78,15 @@ def compile_graph(
     """
     from torch._inductor.compile_fx import compile_fx
 
+    from .chunked_loss import in_chunks
     from .report import compiling
 
+    model, finish = in_chunks(model)
     # With bits the partitioner computes again by the budget; without, torch's own does.
     budget = torch_budget(options.recompute) if options.bits is None else nullcontext()
     with compiling(model, inputs, options), budget:
-        return compile_fx(model, list(inputs), config_patches=dict(patches), **how)
+        compiled: Any = compile_fx(model, list(inputs), config_patches=dict(patches), **how)
+    return compiled if finish is None else lambda *given: finish(given, compiled(*given))
 
 
 def is_supported() -> bool:

@@ -174,8 +174,8 @@ def classify(graph: fx.Graph, parameters: Collection[fx.Node] = ()) -> dict[fx.N
             roles[node] = Role.PARAMETER if node in floating else Role.OTHER
         elif base_of(node).op in ("placeholder", "get_attr"):
             roles[node] = Role.INPUT
-        elif _calls_a_graph(operator_of(node)):
-            roles[node] = Role.OTHER
+        elif _calls_a_graph(operator_of(node)) or packet(operator_of(node)) is torch.ops.fewbit.chunked_loss:
+            roles[node] = Role.OTHER  # gradients of a loss in chunks are no factors of one
         elif node not in floating or node in masked:
             roles[node] = Role.MASK
         elif node in statistics:

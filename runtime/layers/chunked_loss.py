@@ -13,7 +13,7 @@ billion elements; a chunk of 256 tokens has a sixteenth of that.
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -46,6 +46,10 @@ class Squash:
     before: float = 1.0
     tanh: bool = False
     after: float = 1.0
+
+    def times(self, factor: float) -> "Squash":
+        """Return this, and a product after it."""
+        return replace(self, after=self.after * factor) if self.tanh else replace(self, before=self.before * factor)
 
     def apply_(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the squashed logits, and tanh(before · x), which `backward_` needs, if there is one; overwrite x."""
@@ -224,36 +228,65 @@ class ChunkedCrossEntropy(CompressedFunction):
         *tensors: Tensor | None,
     ) -> Tensor:
         """Return the loss; save the gradients of what requires one."""
-        ctx.dtypes = [None if t is None else t.dtype for t in tensors]
-        wanted = ctx.needs_input_grad[3:]
-        valid = labels != options.ignore_index
-        rows, count = _rows_that_count(labels, valid), valid.sum()
-        heads = []
-        for i, (dtype, factor) in enumerate(products):
-            hidden, weight, bias = tensors[3 * i : 3 * i + 3]
-            assert hidden is not None and weight is not None
-            taken = hidden if rows is None else hidden[rows]
-            heads.append(_Sums(Head(taken, weight, bias, dtype, factor), wanted[3 * i : 3 * i + 3]))
-        # In float16 a probability divided by 4,096 tokens would be 0: divided later, with the scale of a GradScaler.
-        later = any(dtype == torch.float16 for dtype, _ in products)
-        divisor = count.clamp(min=1) if options.reduction == "mean" else None
-        taken = labels if rows is None else labels[rows]
-        total = _sum_over_chunks(heads, taken, options, None if later else divisor, any(wanted))
-        grads = [grad for head in heads for grad in head.gradients(rows, labels.shape[0], later)]
-        ctx.divisor = divisor if later else None
-        ctx.save_for_backward(*grads)
-        return total / count if options.reduction == "mean" else total
+        loss, divisor, grads = loss_and_gradients(labels, options, products, ctx.needs_input_grad[3:], tensors)
+        save_gradients(ctx, [None if t is None else t.dtype for t in tensors], divisor, grads)
+        return loss
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Return the saved gradients times that of the loss."""
         check_first_derivative()
-        (grad,) = grads
-        scale = grad if ctx.divisor is None else grad / ctx.divisor
+        return None, None, None, *saved_gradients(ctx, *grads)
+
+
+def loss_and_gradients(
+    labels: Tensor,
+    options: LossOptions,
+    products: Sequence[tuple[torch.dtype, float]],
+    wanted: Sequence[bool],
+    tensors: Sequence[Tensor | None],
+) -> tuple[Tensor, Tensor | None, list[Tensor | None]]:
+    """Return the loss, what its gradients are still to be divided by, and those of hidden states, weights and biases.
+
+    Args:
+        labels: (tokens,), int64.
+        options: of the loss.
+        products: dtype and factor of each head.
+        wanted: of each of `tensors`, whether its gradient is.
+        tensors: hidden states (tokens, features), weight and bias of each head.
+    """
+    valid = labels != options.ignore_index
+    rows, count = _rows_that_count(labels, valid), valid.sum()
+    heads = []
+    for i, (dtype, factor) in enumerate(products):
+        hidden, weight, bias = tensors[3 * i : 3 * i + 3]
+        assert hidden is not None and weight is not None
+        taken = hidden if rows is None else hidden[rows]
+        heads.append(_Sums(Head(taken, weight, bias, dtype, factor), wanted[3 * i : 3 * i + 3]))
+    # In float16 a probability divided by 4,096 tokens would be 0: divided later, with the scale of a GradScaler.
+    later = any(dtype == torch.float16 for dtype, _ in products)
+    divisor = count.clamp(min=1) if options.reduction == "mean" else None
+    taken = labels if rows is None else labels[rows]
+    total = _sum_over_chunks(heads, taken, options, None if later else divisor, any(wanted))
+    grads = [grad for head in heads for grad in head.gradients(rows, labels.shape[0], later)]
+    return total / count if options.reduction == "mean" else total, divisor if later else None, grads
+
+
+def save_gradients(
+    ctx: Any, dtypes: Sequence[torch.dtype | None], divisor: Tensor | None, grads: Sequence[Tensor | None]
+) -> None:
+    """Save what `loss_and_gradients` found, and the dtypes of its tensors."""
+    ctx.dtypes = dtypes
+    ctx.save_for_backward(divisor, *grads)
+
+
+def saved_gradients(ctx: Any, grad: Tensor) -> Iterator[Tensor | None]:
+    """Yield the saved gradients times that of the loss."""
+    divisor, *saved = ctx.saved_tensors
+    scale = grad if divisor is None else grad / divisor
+    for own, dtype in zip(saved, ctx.dtypes, strict=True):
         # A GradScaler's 65,536 is no number of float16.
-        saved = (g.float() if g is not None and g.dtype == torch.float16 else g for g in ctx.saved_tensors)
-        of_all = (None if g is None else (g * scale).to(dtype) for g, dtype in zip(saved, ctx.dtypes, strict=True))
-        return None, None, None, *of_all
+        yield None if own is None else ((own.float() if own.dtype == torch.float16 else own) * scale).to(dtype)
 
 
 class _Sums:

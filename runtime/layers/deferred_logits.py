@@ -5,8 +5,8 @@
     logits.argmax(-1)                     any other function computes the logits, bit for bit those of the linear layer
 
 Between head and loss code casts, scales, caps and reshapes logits (`_HANDLERS`); that is noted and done in the chunks.
-So a model keeps its forward pass, whatever it is: where its loss is another, it trains as before. In compiled code, and
-where no gradient is recorded, the head is torch's.
+So a model keeps its forward pass, whatever it is: where its loss is another, it trains as before. Where no gradient is
+recorded the head is torch's, and so it is in compiled code but by the backend fewbit (compile/chunked_loss.py).
 """
 
 from collections.abc import Callable
@@ -57,19 +57,18 @@ class ChunkedHead(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return torch's output, computed when it is read."""
+        if torch.compiler.is_compiling():
+            is_deferred = torch.is_grad_enabled() and type(self) is ChunkedHead
+            function = linear_in_graph if is_deferred else _as_it_is
+            return function(input, self.weight, self.bias, self.loss_chunk_size)
         if not self._defers(input):
             return super().forward(input)
-        tensors = (input, self.weight, self.bias)
-        head = Head(*tensors, product_dtype(input))
-        versions = tuple(None if t is None else t._version for t in tensors)
-        return _deferred(
-            Source((head,), partial(_linear, head.dtype), tensors, versions, head.dtype, self.loss_chunk_size)
-        )
+        return deferred((input, self.weight, self.bias), product_dtype(input), self.loss_chunk_size)
 
     def _defers(self, x: Tensor) -> bool:
         """Return whether logits are deferred: not where a wrapper, as FSDP around the head alone, changes the class and
         frees the weight after this call, as DeepSpeed does, nor for tensors that are no plain memory."""
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or type(self) is not ChunkedHead:
+        if not torch.is_grad_enabled() or type(self) is not ChunkedHead:
             return False
         weight: Any = self.weight
         if type(x) not in _PLAIN or type(weight) not in _PLAIN or hasattr(weight, "ds_id"):
@@ -86,6 +85,28 @@ class ChunkedHead(nn.Linear):
 
 
 _PLAIN = (Tensor, nn.Parameter, FakeTensor)
+
+
+def _as_it_is(input: Tensor, weight: Tensor, bias: Tensor | None, chunk_size: int | None) -> Tensor:
+    return F.linear(input, weight, bias)
+
+
+@torch.compiler.allow_in_graph
+def linear_in_graph(input: Tensor, weight: Tensor, bias: Tensor | None, chunk_size: int | None) -> Tensor:
+    """Return the logits: the call that Dynamo leaves in its graph, for compile/chunked_loss.py to find."""
+    return F.linear(input, weight, bias)
+
+
+def deferred(tensors: tuple[Tensor, Tensor, Tensor | None], dtype: torch.dtype, chunk_size: int | None) -> Tensor:
+    """Return logits without memory.
+
+    Args:
+        tensors: hidden states, weight and bias of a head.
+        dtype: in which it multiplies.
+        chunk_size: as for `chunked_cross_entropy`.
+    """
+    versions = tuple(None if t is None else t._version for t in tensors)
+    return _deferred(Source((Head(*tensors, dtype),), partial(_linear, dtype), tensors, versions, dtype, chunk_size))
 
 
 def _linear(dtype: torch.dtype, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -265,18 +286,23 @@ def _reshape(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return _deferred(x._source.then(func, tuple(rest), kwargs, heads=heads))
 
 
+def keeps_rows(index: tuple[Any, ...], dims: int) -> bool:
+    """Return whether an index into logits of so many dimensions takes whole rows of them."""
+    taken = sum(
+        part.dim() if isinstance(part, Tensor) and part.dtype == torch.bool else part is not ... for part in index
+    )
+    reaches_last = taken >= dims or (any(part is ... for part in index) and index[-1] is not ...)
+    whole = isinstance(index[-1], slice) and index[-1] == slice(None)
+    return not any(isinstance(part, bool) for part in index) and (whole or not reaches_last)
+
+
 def _index(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Some of the tokens, whole rows of logits."""
     x, index = args
     parts = index if isinstance(index, tuple) else (index,)
     if not all(part is ... or isinstance(part, int | slice | Tensor) for part in parts) or x._value is not None:
         return NotImplemented
-    dims = sum(
-        part.dim() if isinstance(part, Tensor) and part.dtype == torch.bool else part is not ... for part in parts
-    )
-    reaches_last = dims >= x.dim() or (any(part is ... for part in parts) and parts[-1] is not ...)
-    whole = isinstance(parts[-1], slice) and parts[-1] == slice(None)
-    if any(isinstance(part, bool) for part in parts) or (reaches_last and not whole):
+    if not keeps_rows(parts, x.dim()):
         return NotImplemented
     heads = x._source.of_hidden(lambda hidden: hidden[index])
     return _deferred(x._source.then(func, (index,), {}, heads=heads))
@@ -290,7 +316,7 @@ def _cast(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return NotImplemented
     if given == x.dtype or (isinstance(given, torch.device | str) and torch.device(given) == x.device):
         return x
-    summed = given in _SUMMED_IN_FLOAT32 and x.dtype in _SUMMED_IN_FLOAT32
+    summed = given in SUMMED_IN_FLOAT32 and x.dtype in SUMMED_IN_FLOAT32
     return _deferred(x._source.then(func, tuple(rest), kwargs, dtype=given)) if summed else NotImplemented
 
 
@@ -308,9 +334,7 @@ def _scale(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     by = 1 / float(factor) if is_quotient and factor else float(factor)
     if is_quotient and not factor:
         return NotImplemented
-    squash = x._source.squash
-    squash = replace(squash, after=squash.after * by) if squash.tanh else replace(squash, before=squash.before * by)
-    return _deferred(x._source.then(func, (factor,), {}, squash=squash))
+    return _deferred(x._source.then(func, (factor,), {}, squash=x._source.squash.times(by)))
 
 
 def _tanh(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -354,7 +378,7 @@ def _sum_of(func: Any, x: DeferredLogits, y: DeferredLogits) -> Any:
     return _deferred(Source(heads, compute, tensors, versions, dtype, min(sizes, default=None)))
 
 
-_SUMMED_IN_FLOAT32 = (torch.float16, torch.bfloat16, torch.float32)
+SUMMED_IN_FLOAT32 = (torch.float16, torch.bfloat16, torch.float32)
 _QUOTIENTS = frozenset((Tensor.__truediv__, Tensor.div, Tensor.true_divide, torch.div, torch.true_divide))
 _RESHAPES = (
     *(Tensor.view, Tensor.reshape, Tensor.flatten, Tensor.squeeze, Tensor.unsqueeze),

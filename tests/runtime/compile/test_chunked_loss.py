@@ -1,0 +1,161 @@
+"""Losses in chunks in compiled graphs: torch's loss and gradients, without logits; logits that are read later."""
+
+import fewbit
+import pytest
+import torch
+from fewbit.runtime.compile.chunked_loss import in_chunks
+from fewbit.runtime.layers.deferred_logits import DeferredLogits
+from torch import nn
+from torch.nn import functional as F
+
+VOCABULARY, FEATURES = 40, 8
+
+
+class Model(nn.Module):
+    """A layer and a head, whose loss is a function of logits and labels."""
+
+    def __init__(self, loss, bias=True):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Linear(FEATURES, FEATURES)
+        self.head = nn.Linear(FEATURES, VOCABULARY, bias=bias)
+        self.loss = loss
+        self.double()
+
+    def forward(self, x, labels):
+        return self.loss(self.head(self.body(x).tanh()), labels)
+
+
+def rows(x, labels, **more):
+    return F.cross_entropy(x.reshape(-1, VOCABULARY), labels.reshape(-1), **more)
+
+
+def shifted(x, labels):
+    return rows(x[..., :-1, :].contiguous(), labels[..., 1:])
+
+
+def capped(x, labels):
+    return rows(30 * torch.tanh(x / 30), labels)
+
+
+def smoothed(x, labels):
+    return rows(0.5 * x, labels, reduction="sum", label_smoothing=0.1)
+
+
+def with_accuracy(x, labels):
+    return rows(x, labels) + 0 * (x.argmax(-1) == labels).sum()
+
+
+def of_classes(x, labels):
+    return rows(x, labels, weight=torch.linspace(0.5, 2, VOCABULARY, dtype=x.dtype))
+
+
+def squared(x, labels):
+    return (x - labels[..., None]).square().mean()
+
+
+def given(dtype=torch.float64):
+    torch.manual_seed(1)
+    labels = torch.randint(VOCABULARY, (3, 7))
+    labels[0, :4] = -100
+    return torch.randn(3, 7, FEATURES, dtype=dtype), labels
+
+
+def compiled(model):
+    """Return a model that is compiled in one graph, without Inductor, and the names of what it calls."""
+    called = []
+
+    def backend(graph, inputs):
+        from torch._dynamo.backends.debugging import aot_eager
+
+        graph, finish = in_chunks(graph)
+        called.extend(getattr(node.target, "__name__", node.target) for node in graph.graph.nodes)
+        function = aot_eager(graph, inputs)
+        return function if finish is None else lambda *args: finish(args, function(*args))
+
+    torch.compiler.reset()
+    return torch.compile(model, backend=backend, fullgraph=True), called
+
+
+def gradients(model, loss):
+    return torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad])
+
+
+def in_and_out_of_chunks(loss, chunk_size=4, **more):
+    exact, model = Model(loss, **more), Model(loss, **more)
+    fewbit.convert(model, fewbit.ChunkedLoss("head", chunk_size=chunk_size))
+    return exact, model
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("loss", [rows, shifted, capped, smoothed])
+def test_is_torchs_loss(loss, bias):
+    exact, model = in_and_out_of_chunks(loss, bias=bias)
+    function, called = compiled(model)
+    expected, found = exact(*given()), function(*given())
+    assert "_loss_in_graph" in called and "linear_in_graph" not in called
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(gradients(model, 3 * found), gradients(exact, 3 * expected))
+
+
+@pytest.mark.parametrize("loss", [with_accuracy, of_classes, squared])
+def test_is_computed_as_before_where_it_needs_logits(loss):
+    exact, model = in_and_out_of_chunks(loss)
+    function, called = compiled(model)
+    expected, found = exact(*given()), function(*given())
+    assert "_loss_in_graph" not in called
+    torch.testing.assert_close(gradients(model, found), gradients(exact, expected))
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_returned_logits_are_computed_when_they_are_read(inside):
+    """Also where the loss is computed outside of the graph; what else uses them gets its gradient."""
+
+    def loss(x, labels):
+        return (rows(x, labels), x) if inside else (labels.sum(), x)
+
+    exact, model = in_and_out_of_chunks(loss)
+    function, called = compiled(model)
+    x, labels = given()
+    found, logits = function(x, labels)
+    assert ("_loss_in_graph" in called) == inside and "linear_in_graph" not in called
+    expected, plain = exact(x, labels)
+    assert type(logits) is DeferredLogits and logits.shape == plain.shape
+    total = (found if inside else rows(logits, labels)) + logits.square().mean()
+    of_exact = (expected if inside else rows(plain, labels)) + plain.square().mean()
+    torch.testing.assert_close(gradients(model, total), gradients(exact, of_exact))
+    torch.testing.assert_close(logits.detach() + 0, plain.detach())
+
+
+def test_trains_what_is_trained():
+    exact, model = in_and_out_of_chunks(rows)
+    for each in (exact, model):
+        each.head.requires_grad_(False)
+    function, _ = compiled(model)
+    torch.testing.assert_close(gradients(model, function(*given())), gradients(exact, exact(*given())))
+    with torch.no_grad():
+        torch.testing.assert_close(function(*given()), exact(*given()))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sums_in_float32_under_autocast(dtype):
+    """The rule of the eager loss: within eight roundings of the dtype of torch's own, of the largest gradient."""
+    exact, model = (each.float() for each in in_and_out_of_chunks(shifted))
+    function, _ = compiled(model)
+    with torch.autocast("cpu", dtype):
+        expected, found = exact(*given(torch.float32)), function(*given(torch.float32))
+    assert found.dtype == expected.dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=torch.finfo(dtype).eps, atol=0)
+    for own, other in zip(gradients(model, found), gradients(exact, expected), strict=True):
+        torch.testing.assert_close(own, other, rtol=0, atol=8 * torch.finfo(dtype).eps * other.abs().max().item())
+
+
+def test_saves_the_gradients_exactly_beside_few_bits():
+    """At 2 bits the gradient of the head is exact: that of its logits was formed from logits that were not rounded."""
+    exact, model = (each.float() for each in in_and_out_of_chunks(rows))
+    torch.compiler.reset()
+    function = torch.compile(model, backend="fewbit", options={"bits": 2, "smallest": 0})
+    own = gradients(model, function(*given(torch.float32)))
+    for found, expected, rounded in zip(own, gradients(exact, exact(*given(torch.float32))), (1, 1, 0, 0), strict=True):
+        error = (found - expected).norm() / expected.norm()
+        assert error > 0.01 if rounded else error < 1e-5
