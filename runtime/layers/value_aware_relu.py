@@ -23,6 +23,7 @@ from .base import CompressedFunction, apply, check_first_derivative
 from .saver import TRACES_FUNCTIONS
 from .shared_codes import leave
 
+# A network on digits reaches 97.8 % with it, 98.0 % by exact training (docs/methods/vquant.md).
 DEFAULT = Outlier(3, 0.02, relu=True, value_dtype=torch.bfloat16)
 
 
@@ -77,9 +78,8 @@ def _relu(x: Tensor, quantizer: Outlier, inplace: bool) -> Tensor:
     return y
 
 
-_relu_apart: Any = disable(
-    _relu
-)  # a compiled graph ends here, and the codes are left for layers that run in eager torch
+# A compiled graph ends here, and the codes are left for layers that run in eager torch.
+_relu_apart: Any = disable(_relu)
 
 
 class _ReLU(CompressedFunction):

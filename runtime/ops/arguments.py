@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ...tables import DETERMINISTIC, FewbitError
 from ..backends.forwards import forward_of
-from ..tensors.dtypes import DTYPES, KINDS
+from ..tensors.dtypes import DTYPES, KINDS, name_of
 from ..tensors.layout import is_dense
 from ..tensors.packing import packed_size
 from ..tensors.philox import Seed
@@ -48,7 +48,7 @@ def checked(function: str, x: Any, forward: Callable[..., Any], *arguments: Any)
 def check_dtype(x: Tensor, function: str) -> None:
     """Raise TypeError if the ops do not support the dtype of `x`."""
     if x.dtype not in DTYPES:
-        accepted = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
+        accepted = ", ".join(map(name_of, DTYPES))
         raise TypeError(f"fewbit.{function} takes {accepted}, not {str(x.dtype).removeprefix('torch.')}")
 
 

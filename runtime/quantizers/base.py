@@ -40,7 +40,7 @@ def check_tensor(quantizer: str, x: object) -> None:
         raise FewbitError(f"{quantizer} compresses a tensor, not {shown(x)}")
     if x.dtype not in DTYPES or x.layout != torch.strided:
         accepted = ", ".join(name_of(d) for d in DTYPES)
-        given = name_of(x.dtype) if x.layout == torch.strided else str(x.layout).removeprefix("torch.")
+        given = name_of(x.dtype if x.layout == torch.strided else x.layout)
         raise FewbitError(f"{quantizer} compresses strided tensors of {accepted}, not {given}")
 
 

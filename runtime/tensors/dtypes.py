@@ -12,8 +12,8 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 
-def name_of(dtype: torch.dtype) -> str:
-    """Return the name of `dtype` without torch's prefix."""
+def name_of(dtype: torch.dtype | torch.layout) -> str:
+    """Return the name of a dtype, or of a layout, without torch's prefix."""
     return str(dtype).removeprefix("torch.")
 
 

@@ -11,7 +11,7 @@ from .layout import flat
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Shape, layout and dtype of a dense tensor, which its codes do not carry."""
+    """The spec of one tensor; it makes tensors like it."""
 
     shape: torch.Size
     stride: tuple[int, ...]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...tables import FewbitError
 from ...tables.errors import shown
-from .dtypes import DTYPES
+from .dtypes import DTYPES, name_of
 from .layout import is_dense
 from .packing import packed_size
 from .rows import Rows, aligned_sizes, most_bytes
@@ -72,7 +72,7 @@ def check_part(
         or part.layout is not torch.strided
         or not part.is_contiguous()
     ):
-        raise FewbitError(f"{owner}: {name} is {text_of(dtype)} {tuple(shape)} on {device}, not {shown_part(part)}")
+        raise FewbitError(f"{owner}: {name} is {name_of(dtype)} {tuple(shape)} on {device}, not {shown_part(part)}")
 
 
 def check_packed(owner: str, packed: Any, n: int, bits: Any, device: torch.device) -> None:
@@ -87,18 +87,13 @@ def check_bits(owner: str, bits: Any, least: int = 1) -> None:
         raise FewbitError(f"{owner}: bits are an integer from {least} to 8, not {shown(bits)}")
 
 
-def text_of(dtype: Any) -> str:
-    """Return the name of `dtype` without torch's prefix."""
-    return str(dtype).removeprefix("torch.")
-
-
 def shown_part(part: Any) -> str:
     """Return dtype, shape, device and layout of a tensor for a message; the `repr` of anything else."""
     if not isinstance(part, Tensor):
         return shown(part)
     gaps = "" if part.layout is not torch.strided or part.is_contiguous() else f" with stride {part.stride()}"
-    layout = "" if part.layout is torch.strided else f" in the layout {text_of(part.layout)}"
-    return f"{text_of(part.dtype)} {tuple(part.shape)} on {part.device}{gaps}{layout}"
+    layout = "" if part.layout is torch.strided else f" in the layout {name_of(part.layout)}"
+    return f"{name_of(part.dtype)} {tuple(part.shape)} on {part.device}{gaps}{layout}"
 
 
 def has_values(*tensors: Tensor) -> bool:

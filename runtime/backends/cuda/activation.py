@@ -11,6 +11,7 @@ from functools import cache, lru_cache
 import torch
 from torch import Tensor
 
+from ...tensors.dtypes import name_of
 from ...tensors.layout import as_dense, with_stride
 from ...tensors.packing import packed_size
 from ...tensors.table_registry import table_of
@@ -58,7 +59,7 @@ def multiply(grad: Tensor, packed: Tensor, table: str) -> Tensor:
     if packed.dtype != torch.uint8 or packed.shape != (size,) or packed.device != grad.device:
         raise RuntimeError(
             f"{grad.numel()} codes of {kernel.bits} bits take {size} bytes on {grad.device}, not "
-            f"{str(packed.dtype).removeprefix('torch.')} {tuple(packed.shape)} on {packed.device}"
+            f"{name_of(packed.dtype)} {tuple(packed.shape)} on {packed.device}"
         )
     packed = aligned(packed)
     result = torch.empty_like(grad)
@@ -89,7 +90,7 @@ def _kernel(
     function: str | None = None,
     parameters: tuple[float, ...] = (),
 ) -> _OfTable:
-    source = kernel_source(table_of(table), str(dtype).removeprefix("torch."), [name], function, parameters)
+    source = kernel_source(table_of(table), name_of(dtype), [name], function, parameters)
     return _OfTable(table_of(table).bits, loaded(source, name, device))
 
 

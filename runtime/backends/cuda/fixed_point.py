@@ -11,14 +11,7 @@ from ...tensors.packing import packed_size
 from ..reference import fixed_point as reference
 from ..reference.fixed_point import QuantParams
 from .codegen.fixed_point import ELEMENTS_PER_BLOCK, ROWS, WARPS_PER_BLOCK, fixed_point_source
-from .launching import Loaded, aligned, available, loaded
-
-
-def serves(x: Tensor) -> bool:
-    """Return whether the kernels support `x`: a plain tensor in CUDA memory."""
-    if x.device.type != "cuda" or type(x) not in (Tensor, torch.nn.Parameter) or torch.compiler.is_compiling():
-        return False
-    return available(x.get_device())
+from .launching import Loaded, aligned, loaded, serves
 
 
 def table(scale: Tensor, shift: Tensor, bits: int, rows: int = ROWS) -> Tensor:

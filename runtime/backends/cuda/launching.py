@@ -35,6 +35,13 @@ def available(device: int) -> bool:
     return False
 
 
+def serves(x: Tensor) -> bool:
+    """Return whether kernels take `x`: a plain tensor in the memory of a GPU on which they run."""
+    if x.device.type != "cuda" or type(x) not in (Tensor, torch.nn.Parameter) or torch.compiler.is_compiling():
+        return False
+    return available(x.get_device())
+
+
 def _obstacle(device: int) -> str | None:
     """Return why no kernel runs on a device, in one line."""
     if torch.version.hip:

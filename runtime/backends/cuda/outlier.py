@@ -33,8 +33,7 @@ from .codegen.outlier import (
     has_third_digit,
     selection_source,
 )
-from .fixed_point import serves
-from .launching import Loaded, aligned, loaded
+from .launching import Loaded, aligned, loaded, serves
 
 _LISTED = 1 / 16  # of the elements there is room in the list; of a usual tensor 1 to 2 % are candidates
 _ENTRY = 8  # bytes of a candidate

@@ -12,15 +12,14 @@ from ...tensors.packing import GROUP
 from ...tensors.philox import Seed
 from ...tensors.rows import Rows
 from ..reference import per_group as reference
+from . import launching
 from .codegen.per_group import CODES_PER_BLOCK, GROUPS_PER_BLOCK, per_group_source
-from .launching import Loaded, aligned, available, loaded, seed_arguments
+from .launching import Loaded, aligned, loaded, seed_arguments
 
 
 def serves(x: Tensor, group_size: int) -> bool:
     """Return whether the kernels support `x` (N, D): CUDA memory, and groups that end on a byte of codes."""
-    if x.device.type != "cuda" or type(x) not in (Tensor, torch.nn.Parameter) or torch.compiler.is_compiling():
-        return False
-    return (group_size % GROUP == 0 or group_size >= x.shape[1]) and available(x.get_device())
+    return (group_size % GROUP == 0 or group_size >= x.shape[1]) and launching.serves(x)
 
 
 def quantize(

@@ -13,8 +13,8 @@ from torch import Tensor
 from ...tensors.layout import channel_run
 from ...tensors.packing import packed_size
 from .codegen.fixed_point import WARPS_PER_BLOCK
-from .fixed_point import launch, serves, table
-from .launching import aligned
+from .fixed_point import launch, table
+from .launching import aligned, serves
 
 __all__ = ["decode", "encode", "serves", "through_normalization"]
 

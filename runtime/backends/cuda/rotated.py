@@ -17,14 +17,7 @@ from ...tensors.philox import Seed
 from ...tensors.rotation import LEAST_PIECE, SIGNS, groups_of, pieces, positive_edges, positive_levels
 from ..reference import rotated as reference
 from .codegen.rotated import ELEMENTS_PER_BLOCK, GROUPS_PER_BLOCK, rotated_source
-from .launching import Loaded, aligned, available, loaded, seed_arguments
-
-
-def serves(x: Tensor) -> bool:
-    """Return whether the kernels support `x`: CUDA memory, rows of any size."""
-    if x.device.type != "cuda" or type(x) not in (Tensor, torch.nn.Parameter) or torch.compiler.is_compiling():
-        return False
-    return available(x.get_device())
+from .launching import Loaded, aligned, loaded, seed_arguments, serves
 
 
 def quantize(x: Tensor, bits: int, group_size: int, turns: int, unbiased: bool, seed: Seed) -> tuple[Tensor, Tensor]:

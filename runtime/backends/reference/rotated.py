@@ -31,7 +31,8 @@ NOT_A_NUMBER, LARGEST_HALF = 0x7FC0, 0x7F7F
 INFINITY = 0x7F800000
 _BLOCK = 32
 _LARGEST_SEED = 2**63 - 1
-TURNS = 2  # of the groups in buffers
+# Of the groups in buffers. After one turn an entry of 100 makes the others come back 3.4 times as large at 2 bits.
+TURNS = 2
 
 
 def quantize(x: Tensor, bits: int, group_size: int, turns: int, unbiased: bool, seed: Seed) -> tuple[Tensor, Tensor]:

@@ -21,12 +21,12 @@ from ...backends.cpu import preact as cpu
 from ...backends.cuda import preact as cuda
 from ...backends.reference import preact as reference
 from ...tensors.abstract import is_abstract, scratch
-from ...tensors.dtypes import KINDS
+from ...tensors.dtypes import KINDS, name_of
 from ...tensors.layout import with_stride
 from ...tensors.packing import packed_size
 from ...tensors.plain import has_kernels
 from ...tensors.spec import TensorSpec
-from ...tensors.validation import check_channels, check_form, check_packed, check_part, shown_part, text_of
+from ...tensors.validation import check_channels, check_form, check_packed, check_part, shown_part
 
 CHANNEL_DIM = 1
 
@@ -124,7 +124,7 @@ class PreActCodes:
         form, C = self.form, self.γ.shape
         if gradient.shape != form.shape or gradient.dtype != form.dtype or gradient.device != form.device:
             raise FewbitError(
-                f"PreActivation: the gradient is {text_of(form.dtype)} {tuple(form.shape)} on {form.device}, not "
+                f"PreActivation: the gradient is {name_of(form.dtype)} {tuple(form.shape)} on {form.device}, not "
                 f"{shown_part(gradient)}"
             )
         check_part("PreActivation", "inverse_deviation", inverse_deviation, inverse_deviation.dtype, C, form.device)

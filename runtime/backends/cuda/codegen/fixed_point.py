@@ -1,9 +1,6 @@
 """CUDA C++ source of the kernels of the fixed-point quantizer and of pre-activation layers."""
 
-from functools import cache
-from pathlib import Path
-
-from .source import NUMBERS, THREADS
+from .source import NUMBERS, THREADS, pieces
 
 ELEMENTS_PER_BLOCK = THREADS * 8
 WARPS_PER_BLOCK = THREADS // 32
@@ -31,19 +28,12 @@ def fixed_point_source(dtype: str, bits: int) -> str:
         dtype: ``float32``, ``float16`` or ``bfloat16``.
         bits: K, 1 to 8.
     """
-    number, _ = NUMBERS[dtype]
-    T = f"fewbit::{number}" if number in ("half", "bfloat16") else number
+    T, _ = NUMBERS[dtype]
     kernels = (
         f'extern "C" __global__ void __launch_bounds__(fewbit::threads, fewbit::residents<{T}>)\n{text}'
         for text in _KERNELS.format(T=T, bits=bits).split("\n\n")
     )
-    return "\n".join([_pieces(), _HEAD, *kernels, "}  // namespace fixed_point\n"])
-
-
-@cache
-def _pieces() -> str:
-    folder = Path(__file__).parent
-    return "\n".join((folder / f"{name}.cuh").read_text() for name in _PIECES)
+    return "\n".join([pieces(*_PIECES), _HEAD, *kernels, "}  // namespace fixed_point\n"])
 
 
 _HEAD = """\

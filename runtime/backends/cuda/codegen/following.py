@@ -1,9 +1,8 @@
 """CUDA C++ source of the kernels whose table lies in memory, for one dtype and number of bits."""
 
 from functools import cache
-from pathlib import Path
 
-from .source import NUMBERS, THREADS
+from .source import NUMBERS, THREADS, pieces
 
 ELEMENTS_PER_BLOCK = THREADS * 8
 _PIECES = ("numbers", "packing", "kernels", "eights", "following")
@@ -20,11 +19,8 @@ def following_source(dtype: str, bits: int) -> str:
         dtype: ``float32``, ``float16`` or ``bfloat16``.
         bits: of a code.
     """
-    number, _ = NUMBERS[dtype]
-    T = f"fewbit::{number}" if number in ("half", "bfloat16") else number
-    folder = Path(__file__).parent
-    pieces = [(folder / f"{name}.cuh").read_text() for name in _PIECES]
-    return "\n".join([*pieces, _KERNELS.format(T=T, bits=bits)])
+    T, _ = NUMBERS[dtype]
+    return "\n".join([pieces(*_PIECES), _KERNELS.format(T=T, bits=bits)])
 
 
 _KERNELS = """\

@@ -1,11 +1,9 @@
 """CUDA C++ source of the kernels of a gated linear unit, for one activation, table, dtype and plan."""
 
 from collections.abc import Sequence
-from functools import cache
-from pathlib import Path
 
 from .....tables import Table
-from .source import NUMBERS, THREADS, table_text
+from .source import NUMBERS, THREADS, pieces, table_text
 
 ELEMENTS_PER_BLOCK = THREADS * 8
 _PIECES = (
@@ -43,17 +41,10 @@ def glu_source(
     Raises:
         FewbitError: there is no formula for `function`.
     """
-    number, arithmetic = NUMBERS[dtype]
-    T = f"fewbit::{number}" if number in ("half", "bfloat16") else number
+    T, arithmetic = NUMBERS[dtype]
     of_table = table_text(table, [arithmetic], function, parameters)
     kernels = _KERNELS.format(T=T, A=arithmetic, up_bits=up_bits, act_bits=act_bits)
-    return "\n".join([_pieces(), *of_table, kernels, "}\n"])
-
-
-@cache
-def _pieces() -> str:
-    folder = Path(__file__).parent
-    return "\n".join((folder / f"{name}.cuh").read_text() for name in _PIECES)
+    return "\n".join([pieces(*_PIECES), *of_table, kernels, "}\n"])
 
 
 _KERNELS = """\

@@ -1,9 +1,6 @@
 """CUDA C++ source of the outlier quantizer's kernels: selection for a dtype, codes for a dtype and number of bits."""
 
-from functools import cache
-from pathlib import Path
-
-from .source import NUMBERS, THREADS
+from .source import NUMBERS, THREADS, pieces
 
 CHUNK = 960  # elements that a warp takes at once: four blocks of positions
 WARPS_PER_BLOCK = THREADS // 32
@@ -60,21 +57,14 @@ def has_third_digit(dtype: str) -> bool:
 
 
 def _source(dtype: str, kernels: list[str], bits: int = 0) -> str:
-    number, _ = NUMBERS[dtype]
-    T = f"fewbit::{number}" if number in ("half", "bfloat16") else number
+    T, _ = NUMBERS[dtype]
     texts = (f"{_launched(text, T)}{text.format(T=T, bits=bits)}" for text in kernels)
-    return "\n".join([_pieces(), _HEAD, *texts, "}  // namespace outlier\n"])
+    return "\n".join([pieces(*_PIECES), _HEAD, *texts, "}  // namespace outlier\n"])
 
 
 def _launched(kernel: str, T: str) -> str:
     residents = 1 if kernel.startswith(_SCANS) else f"fewbit::residents<{T}>"
     return f'extern "C" __global__ void __launch_bounds__(fewbit::threads, {residents})\n'
-
-
-@cache
-def _pieces() -> str:
-    folder = Path(__file__).parent
-    return "\n".join((folder / f"{name}.cuh").read_text() for name in _PIECES)
 
 
 _HEAD = """\

@@ -1,9 +1,6 @@
 """CUDA C++ source of the per-group quantizer's kernels, for one dtype and number of bits."""
 
-from functools import cache
-from pathlib import Path
-
-from .source import NUMBERS, THREADS
+from .source import NUMBERS, THREADS, pieces
 
 # Per block and step: groups for `quantize`, where each warp takes one, else elements.
 GROUPS_PER_BLOCK = THREADS // 32
@@ -28,15 +25,8 @@ def per_group_source(dtype: str, bits: int | None, bent: bool = False) -> str:
         bits: of all samples, or None if each has its own.
         bent: whether levels may be others than equally far apart.
     """
-    number, _ = NUMBERS[dtype]
-    T = f"fewbit::{number}" if number in ("half", "bfloat16") else number
-    return "\n".join([_pieces(), _KERNELS.format(T=T, bits=bits or 0, bent=str(bent).lower())])
-
-
-@cache
-def _pieces() -> str:
-    folder = Path(__file__).parent
-    return "\n".join((folder / f"{name}.cuh").read_text() for name in _PIECES)
+    T, _ = NUMBERS[dtype]
+    return "\n".join([pieces(*_PIECES), _KERNELS.format(T=T, bits=bits or 0, bent=str(bent).lower())])
 
 
 _KERNELS = """\

@@ -1,9 +1,8 @@
 """CUDA C++ source of the kernels of rotated codes, for one dtype, number of bits and size of groups."""
 
 from functools import cache
-from pathlib import Path
 
-from .source import NUMBERS, THREADS
+from .source import NUMBERS, THREADS, pieces
 
 GROUP_ELEMENTS = 32  # of a lane
 ELEMENTS_PER_BLOCK = THREADS * GROUP_ELEMENTS
@@ -29,10 +28,7 @@ def rotated_source(dtype: str, bits: int, size: int | None) -> str:
         bits: of a code.
         size: of a group: 64, 128 or 256; None for the one of fewer that a row ends with.
     """
-    number, _ = NUMBERS[dtype]
-    T = f"fewbit::{number}" if number in ("half", "bfloat16") else number
-    folder = Path(__file__).parent
-    pieces = [(folder / f"{name}.cuh").read_text() for name in _PIECES]
+    T, _ = NUMBERS[dtype]
     parts = ("quantize_short", "dequantize_short", "{T}, {bits}", "int(size), ")
     if size is not None:
         parts = ("quantize_rotated", "dequantize_rotated", f"{{T}}, {{bits}}, {size}", "")
@@ -40,7 +36,7 @@ def rotated_source(dtype: str, bits: int, size: int | None) -> str:
     kernels = _KERNELS.format(
         T=T, quantize=quantize, dequantize=dequantize, arguments=arguments.format(T=T, bits=bits), given=given
     )
-    return "\n".join([*pieces, kernels])
+    return "\n".join([pieces(*_PIECES), kernels])
 
 
 _KERNELS = """\

@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 
 from .....tables import Table
-from .source import NUMBERS, THREADS, table_text
+from .source import NUMBERS, THREADS, pieces, table_text
 
 ELEMENTS_PER_BLOCK = THREADS * 8
 _PIECES = ("numbers", "packing", "kernels", "eights", "philox", "gather", "rounding")
@@ -31,14 +30,11 @@ def rounding_source(
         table: whose name the namespace has, or None.
         function, parameters: f, a name in `FORMULAS`.
     """
-    number, arithmetic = NUMBERS[dtype]
-    T = f"fewbit::{number}" if number in ("half", "bfloat16") else number
-    folder = Path(__file__).parent
-    pieces = [(folder / f"{name}.cuh").read_text() for name in _PIECES]
+    T, arithmetic = NUMBERS[dtype]
     if table is None:
-        return "\n".join([*pieces, _ENCODE.format(T=T, bits=bits)])
+        return "\n".join([pieces(*_PIECES), _ENCODE.format(T=T, bits=bits)])
     of_table = table_text(table, [arithmetic], function, parameters, encodes=False, multiplies=False)
-    return "\n".join([*pieces, *of_table, _FORWARD.format(T=T, bits=bits), "}\n"])
+    return "\n".join([pieces(*_PIECES), *of_table, _FORWARD.format(T=T, bits=bits), "}\n"])
 
 
 _LINES = """\

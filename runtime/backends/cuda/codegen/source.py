@@ -18,8 +18,8 @@ Kernel = Literal["forward", "encode", "multiply"]
 # The C++ name of each torch dtype, and the type of its arithmetic.
 NUMBERS: dict[str, tuple[str, Arithmetic]] = {
     "float32": ("float", "float"),
-    "float16": ("half", "float"),
-    "bfloat16": ("bfloat16", "float"),
+    "float16": ("fewbit::half", "float"),
+    "bfloat16": ("fewbit::bfloat16", "float"),
     "float64": ("double", "double"),
 }
 # Launch configuration, as in kernels.cuh.
@@ -59,8 +59,7 @@ def kernel_source(
     Raises:
         FewbitError: there is no formula for `function`.
     """
-    number, arithmetic = NUMBERS[dtype]
-    T = f"fewbit::{number}" if number in ("half", "bfloat16") else number
+    T, arithmetic = NUMBERS[dtype]
     of_table = table_text(
         table,
         [arithmetic],
@@ -70,7 +69,9 @@ def kernel_source(
         encodes="forward" in kernels or "encode" in kernels,
         multiplies="multiply" in kernels,
     )
-    return "\n".join([_pieces(), *of_table, *(_KERNELS[name].format(T=T, A=arithmetic) for name in kernels), "}\n"])
+    return "\n".join(
+        [pieces(*_PIECES), *of_table, *(_KERNELS[name].format(T=T, A=arithmetic) for name in kernels), "}\n"]
+    )
 
 
 def cuda_header(
@@ -100,7 +101,9 @@ def cuda_header(
     )
     kernels = _HEADER_KERNELS.format(default=" = Function<T>" if function else "")
     tables = table_text(table, ["float", "double"], function, parameters, search)
-    once = f"#ifndef FEWBIT_CUDA_PIECES\n#define FEWBIT_CUDA_PIECES\n\n{_pieces()}\n#endif  // FEWBIT_CUDA_PIECES\n"
+    once = (
+        f"#ifndef FEWBIT_CUDA_PIECES\n#define FEWBIT_CUDA_PIECES\n\n{pieces(*_PIECES)}\n#endif  // FEWBIT_CUDA_PIECES\n"
+    )
     begin, end = f"#ifndef {guard}\n#define {guard}\n", f"}}  // namespace {name}\n\n#endif\n"
     return "\n".join([text, begin, once, *tables, kernels, end])
 
@@ -181,10 +184,10 @@ template <class T> struct Function {{
 
 
 @cache
-def _pieces() -> str:
-    """Return the code that all sources share: numbers, packing, kernels."""
+def pieces(*names: str) -> str:
+    """Return the code of these files, which kernels share, in an order in which each finds what it uses."""
     folder = Path(__file__).parent
-    return "\n".join((folder / f"{name}.cuh").read_text() for name in _PIECES)
+    return "\n".join((folder / f"{name}.cuh").read_text() for name in names)
 
 
 def table_text(
