@@ -1,13 +1,26 @@
-"""A command group that imports a command only when it runs, which keeps `fewbit --help` fast."""
+"""A command group that imports a command only when it runs, which keeps `fewbit --help` fast.
+
+A clone of the repository has more commands than an installed wheel: those that make the evidence.
+
+for command in study_commands("training", "variance"):
+    group.add_command(command)
+"""
 
 import difflib
 import importlib
+from pathlib import Path
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
-from .clone import IN_A_CLONE
+IN_A_CLONE = (Path(__file__).parents[1] / "plots" / "commands").is_dir()
+
+
+def study_commands(*modules: str) -> list[click.Command]:
+    """Return the commands in modules of `plots.commands`; none where it is not there."""
+    found = [importlib.import_module(f"..plots.commands.{name}", __package__) for name in modules if IN_A_CLONE]
+    return [command for module in found for command in module.COMMANDS]
 
 
 class WholeHelpGroup(click.Group):

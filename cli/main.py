@@ -86,18 +86,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # A reader that closes the pipe early (`| head`) is not an error.
         if error.errno != errno.EPIPE:
             _complain(f"cannot write the output: {error.strerror or error}")
-        _abandon_output()
+        # Buffered output cannot be written: redirect the interpreter's final flush to nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
 
 
 def _complain(message: str) -> None:
     """Write `message` to standard error, joined into one line."""
     click.echo("fewbit: " + " ".join(message.split()), err=True)
-
-
-def _abandon_output() -> None:
-    # Buffered output cannot be written: redirect the interpreter's final flush to nowhere.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -13,8 +13,7 @@ from ..tables.columns import columns
 from ..tables.files import atomic_write, check_writable
 from ..tables.json_format import dumps
 from ..tables.names import counted
-from .clone import study_commands
-from .lazy import WholeHelpGroup
+from .lazy import WholeHelpGroup, study_commands
 from .memory_codes import codes
 from .memory_report import batch_lines, batches, methods_text, report
 from .method import Method, method_of, method_options

@@ -91,13 +91,11 @@ def method_of(
         check_bits(whole)
     if hooks is not None:
         check_bits(hooks)
-    named = dict(_table_of(text) for text in tables)
+    named: dict[str, str] = {}
+    for text in tables:
+        name, sign, file = text.rpartition("=")
+        if not (sign and name and file):
+            raise FewbitError(f"--tables takes NAME=FILE, such as gelu=gelu.json, not {text!r}")
+        named[name] = file
     given = {**others, "bits": whole, "include": include or None, "exclude": exclude or None, "tables": named or None}
     return Method({name: value for name, value in given.items() if value is not None and value is not False}, hooks)
-
-
-def _table_of(text: str) -> tuple[str, str]:
-    name, sign, file = text.rpartition("=")
-    if not (sign and name and file):
-        raise FewbitError(f"--tables takes NAME=FILE, such as gelu=gelu.json, not {text!r}")
-    return name, file

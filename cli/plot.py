@@ -11,9 +11,8 @@ from ..fewbit_gen.activations import EXAMPLES
 from ..fewbit_gen.library import find_or_solve
 from ..plots import check_figure_path, plot_approximation, plot_error, plot_gallery, plot_kinds
 from ..tables import DETERMINISTIC, KINDS, Table
-from .clone import study_commands
 from .figure import approximated, write_figure
-from .lazy import WholeHelpGroup
+from .lazy import WholeHelpGroup, study_commands
 from .options import BitsList, bits_list_option, bits_option, figure_option, kind_option, weight_option
 from .progress import with_progress
 

@@ -15,7 +15,7 @@ from ..runtime.memory.listing import size_text
 from ..runtime.memory.peak import StorageTracker, no_collection
 from ..runtime.plan.comparison import twin_of
 from ..runtime.plan.document import Plan
-from ..runtime.plan.seconds import now_on
+from ..runtime.plan.seconds import step_seconds
 from ..runtime.plan.static import static_bytes
 from ..runtime.plan.step import Step
 from ..runtime.tensors.dtypes import sum_of_squares
@@ -119,7 +119,7 @@ def beside_exact(model: nn.Module, exact: nn.Module, batch: Batch, loss: Loss | 
         error = (sum(sum_of_squares(b - a) for a, b in zip(gradient, other, strict=True)) / square) ** 0.5
         del gradient, other
         with few.apart():
-            seconds: list[tuple[float, ...]] = [(_timed(alone), _timed(few)) for _ in range(RUNS)]
+            seconds: list[tuple[float, ...]] = [(step_seconds(alone), step_seconds(few)) for _ in range(RUNS)]
     except Exception:  # out of memory, or whatever a user's loss raises: only a line of the log depends on it
         return None
     once, now = (median_low(times) for times in zip(*seconds, strict=True))
@@ -139,12 +139,3 @@ def _run(step: Step) -> tuple[int, list[Tensor]]:
         found = torch.autograd.grad(loss, step.parameters, materialize_grads=True, allow_unused=True)
         del output
     return saved, [*found]
-
-
-def _timed(step: Step) -> float:
-    """Return the seconds of a step."""
-    start = now_on(step.device)
-    loss, output = step.forward()
-    torch.autograd.grad(loss, step.parameters, allow_unused=True)
-    del output
-    return now_on(step.device) - start

@@ -10,6 +10,7 @@ import base64
 import gzip
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from ..tables.files import atomic_write, make_folder
@@ -30,8 +31,8 @@ def site(with_solver: bool = False, home: str | None = None) -> dict[str, Callab
         with_solver: whether `server.py` answers the page, which then offers to solve.
         home: address of the documentation that the page is a part of, for a link back; None if it stands alone.
     """
-    files: dict[str, Callable[[], str]] = {name: _reader("explorer", name) for name in PAGE}
-    files |= {name: _reader("shared", name) for name in SHARED}
+    files: dict[str, Callable[[], str]] = {name: partial(text_of, "explorer", name) for name in PAGE}
+    files |= {name: partial(text_of, "shared", name) for name in SHARED}
     files["index.html"] = lambda: _page(with_solver, home)
     files["data/index.js"] = lambda: call("receiveIndex", explorer_data.index())
     for activation in shipped_activations():
@@ -59,10 +60,6 @@ def _page(with_solver: bool, home: str | None) -> str:
     return text.replace(
         _PLACE_OF_HOME, f'  <nav><a href="{home}">fewbit: the documentation</a></nav>\n' if home else ""
     )
-
-
-def _reader(folder: str, name: str) -> Callable[[], str]:
-    return lambda: text_of(folder, name)
 
 
 def _data(activation: str) -> Callable[[], str]:

@@ -32,13 +32,15 @@ def memory_page(target: str, facts: dict[str, Any], comparisons: Sequence[Compar
     """
     if not comparisons:
         raise FewbitError("a page of memory needs a method to compare with")
-    exact, timelines = comparisons[0], _timelines(comparisons)
+    exact = comparisons[0]
     states = [_state("exact", exact.before, exact.peak_before)]
     for each in comparisons:
         left = [[row.name or "(model)", row.was, row.why] for row in each.report.left]
         states.append({**_state(each.method, each.after, each.peak_after), "left": left, "notes": list(each.notes)})
     data: dict[str, Any] = {"target": target, **facts, "states": states}
-    if timelines:
+    found = [exact.timeline_before, *(each.timeline_after for each in comparisons)]
+    timelines = [timeline for timeline in found if timeline is not None]
+    if len(timelines) == len(found):
         keys, moments = common_marks(timelines)
         data["marks"] = [[module, event] for module, event, _ in keys]
         for state, timeline, at in zip(states, timelines, moments, strict=True):
@@ -57,7 +59,10 @@ def compiled_page(target: str, facts: dict[str, Any], method: str, report: Compi
     saved = [tensor for graph in report.graphs for tensor in graph.tensors if tensor.nbytes]
 
     def state(name: str, size: Callable[[SavedTensor], int]) -> dict[str, Any]:
-        rows = [[t.module, "/".join(Path(t.source).parts[-2:]), t.role, _how(t), size(t)] for t in saved]
+        rows = []
+        for t in saved:
+            how = f"exact: {t.reason}" if t.bits is None else counted(t.bits, "bit")
+            rows.append([t.module, "/".join(Path(t.source).parts[-2:]), t.role, how, size(t)])
         return {"name": name, "bytes": sum(row[-1] for row in rows), "peak": None, "rows": rows}
 
     note = (
@@ -68,20 +73,9 @@ def compiled_page(target: str, facts: dict[str, Any], method: str, report: Compi
     return in_one_file("memory", "memory.html", call("receiveMemory", data))
 
 
-def _how(tensor: SavedTensor) -> str:
-    return f"exact: {tensor.reason}" if tensor.bits is None else counted(tensor.bits, "bit")
-
-
 def _state(name: str, profile: Profile, peak: Peak | None) -> dict[str, Any]:
     rows = [[*key, size] for key, size in profile.by("module", "kind", "op", "dtype").items()]
     return {"name": name, "bytes": profile.total, "peak": peak and peak.bytes, "rows": rows}
-
-
-def _timelines(comparisons: Sequence[Comparison]) -> list[Timeline]:
-    """Return the timelines of all states, or none if one is missing."""
-    found = [comparisons[0].timeline_before, *(each.timeline_after for each in comparisons)]
-    timelines = [timeline for timeline in found if timeline is not None]
-    return timelines if len(timelines) == len(found) else []
 
 
 def common_marks(timelines: Sequence[Timeline]) -> tuple[list[Key], list[list[int]]]:

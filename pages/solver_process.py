@@ -142,7 +142,12 @@ class SolverProcess:
 def _run(connection: Connection) -> None:
     """Answer requests until the other end is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal; the server ends this process
-    _limit_memory()
+    with contextlib.suppress(ImportError, ValueError, OSError):  # Windows has no such limit, some systems refuse it
+        import resource
+
+        _, most = resource.getrlimit(resource.RLIMIT_AS)
+        allowed = math.inf if most == resource.RLIM_INFINITY else most
+        resource.setrlimit(resource.RLIMIT_AS, (int(min(_MEMORY, allowed)), most))
     solve("gelu", bits=1, weight="uniform:-1,1")  # compiles, or loads, the solvers
     connection.send("ready")
     with contextlib.suppress(EOFError, OSError):
@@ -155,12 +160,3 @@ def _run(connection: Connection) -> None:
             except (MemoryError, RecursionError, ArithmeticError):
                 reply = ("error", "this is too much for the solver; try a simpler expression or fewer bits")
             connection.send(reply)
-
-
-def _limit_memory() -> None:
-    with contextlib.suppress(ImportError, ValueError, OSError):  # Windows has no such limit, some systems refuse it
-        import resource
-
-        _, most = resource.getrlimit(resource.RLIMIT_AS)
-        allowed = math.inf if most == resource.RLIM_INFINITY else most
-        resource.setrlimit(resource.RLIMIT_AS, (int(min(_MEMORY, allowed)), most))

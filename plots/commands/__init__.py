@@ -1,4 +1,4 @@
 """Commands that make the evidence: trainings and measurements whose numbers and figures stand in `plots/results`.
 
-A clone of the repository adds them to `fewbit plot` and `fewbit memory` (cli/clone.py); an installed wheel has none.
+A clone of the repository adds them to `fewbit plot` and `fewbit memory` (cli/lazy.py); an installed wheel has none.
 """

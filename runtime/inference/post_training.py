@@ -108,12 +108,8 @@ def _tuned(layer: nn.Module, configuration: Configuration) -> TunedLayer:
     tuned = TunedLayer(layer, configuration.weight_quantizer, input)
     tuned.train(layer.training)
     weight = next(layer.parameters())
-    return tuned if input is None else _moved(tuned, weight.device)
-
-
-def _moved(tuned: TunedLayer, device: torch.device) -> TunedLayer:
-    assert tuned.input is not None
-    tuned.input.to(device)
+    if input is not None:
+        input.to(weight.device)
     return tuned
 
 
@@ -136,8 +132,8 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *, keep_input: bool = Tr
         fewbit.vquant.calibrate(model, [x])
     """
     quantizers = [layer.input for layer in model.modules() if isinstance(layer, TunedLayer) and layer.input is not None]
-    order: list[InputQuantizer] = []
-    handles = [q.register_forward_pre_hook(_append_to(order)) for q in quantizers]
+    order: list[Any] = []
+    handles = [q.register_forward_pre_hook(lambda quantizer, _: order.append(quantizer)) for q in quantizers]
     mode = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -164,13 +160,6 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *, keep_input: bool = Tr
         for layer in model.modules():
             if isinstance(layer, TunedLayer) and layer.input is first:
                 layer.input = None
-
-
-def _append_to(order: list[Any]) -> Callable[[nn.Module, Any], None]:
-    def append(module: nn.Module, _: Any) -> None:
-        order.append(module)
-
-    return append
 
 
 def pack(model: nn.Module) -> nn.Module:

@@ -135,15 +135,14 @@ class Measured(Speeds):
     def __init__(self, step: Step, runs: int = 2) -> None:
         self._device = step.device
         self._host: float | None = None  # bytes a second, measured when it is asked for first
-        now = partial(now_on, self._device)
-        stopwatch, exact, hooked = _Stopwatch(step.model, now), [], []
+        stopwatch, exact, hooked = _Stopwatch(step.model, partial(now_on, self._device)), [], []
         sizes: list[int] = []
         with step.apart():
             for _ in range(runs):  # in turn, for a machine's speed drifts
-                exact.append(_step_seconds(step, stopwatch, now))
+                exact.append(step_seconds(step, stopwatch))
                 sizes.clear()
                 around = compress_saved_tensors(_Noting(PerGroup(_TYPICAL), sizes))
-                hooked.append(_step_seconds(step, around, now))
+                hooked.append(step_seconds(step, around))
         self._step = median_low(exact)
         self._modules = {name: median_low(times) for name, times in stopwatch.modules.items()}
         self._attentions = {name: median_low(times) for name, times in stopwatch.attentions.items()}
@@ -189,12 +188,12 @@ class Measured(Speeds):
 
     def added(self, step: Step, changed: Changed, estimate: float = 0.0) -> float:
         """That an exact step takes longer while its model is changed: the least of `RUNS` each, in turn."""
-        now, plain, other = partial(now_on, self._device), [], []
+        plain, other = [], []
         with step.apart():
             for _ in range(RUNS):
-                plain.append(_step_seconds(step, nullcontext(), now))
+                plain.append(step_seconds(step))
                 with changed():
-                    other.append(_step_seconds(step, nullcontext(), now))
+                    other.append(step_seconds(step))
         return min(other) - min(plain)
 
 
@@ -239,13 +238,14 @@ class _Noting:
         return self.quantizer.compress(x)
 
 
-def _step_seconds(step: Step, around: AbstractContextManager[Any], now: Callable[[], float]) -> float:
-    with around:
-        start = now()
+def step_seconds(step: Step, around: AbstractContextManager[Any] | None = None) -> float:
+    """Return the seconds of a step, whose forward pass runs within a context."""
+    with around or nullcontext():
+        start = now_on(step.device)
         loss, output = step.forward()
     torch.autograd.grad(loss, step.parameters, allow_unused=True)
     del loss, output
-    return now() - start
+    return now_on(step.device) - start
 
 
 class _Stopwatch(TorchFunctionMode):
