@@ -124,6 +124,12 @@ class Known:
         """Return the errors of one method by target."""
         return self.errors.get(method, {})
 
+    def in_codes(self, i: int, bits: int, nbytes: int, method: str = GROUPS, itemsize: int = 4) -> Option:
+        """Return the option to save a tensor, whose errors are known, in so many bytes of codes of a method."""
+        x, errors = self.trace.tensors[i], self.of(method)[self.trace.tensors[i].place]
+        costs = errors.noise[bits], errors.bias[bits], self.speeds.codes(x.elements, bits, itemsize, method)
+        return Option(method, x.place, bits, (i,), (Hold(x.saved, x.freed, nbytes),), nbytes, *costs)
+
     def in_groups(self, i: int, bits: int) -> Option | None:
         """Return the option to save a tensor in groups; None if its error is not known, or codes take no less."""
         x = self.trace.tensors[i]
@@ -131,8 +137,7 @@ class Known:
         nbytes = codes_bytes(x.shape, x.dtype, x.features, bits, x.function)
         if errors is None or bits not in errors.noise or nbytes >= x.nbytes:
             return None
-        costs = errors.noise[bits], errors.bias[bits], self.speeds.codes(x.elements, bits, x.dtype.itemsize)
-        return Option(GROUPS, x.place, bits, (i,), (Hold(x.saved, x.freed, nbytes),), nbytes, *costs)
+        return self.in_codes(i, bits, nbytes, itemsize=x.dtype.itemsize)
 
     def uniform(self, bits: int) -> list[Option]:
         """Return the options to save each tensor in groups of so many bits an element, where that saves bytes."""

@@ -23,6 +23,7 @@ from ..quantizers import Compressed, Outlier, PerGroup, Rotated
 from ..saved.hooks import compress_saved_tensors
 from ..tensors.dtypes import DTYPES
 from .gradient_error import outliers_of
+from .problem import GROUPS, OUTLIERS, ROTATED
 from .step import Step
 
 ELEMENTS = 1 << 20  # of the tensor that quantizers are timed with
@@ -51,16 +52,8 @@ class Speeds:
         """Of one `scaled_dot_product_attention` that a module calls, in the forward pass."""
         return 0.0
 
-    def codes(self, elements: int, bits: int, itemsize: int) -> float:
-        """To quantize and dequantize a tensor once each."""
-        return 0.0
-
-    def outliers(self, elements: int, bits: int) -> float:
-        """To quantize and dequantize a tensor whose largest numbers are saved exactly."""
-        return 0.0
-
-    def rotated(self, elements: int, bits: int) -> float:
-        """To quantize and dequantize a tensor in groups that are turned."""
+    def codes(self, elements: int, bits: int, itemsize: int = 4, method: str = GROUPS) -> float:
+        """To quantize and dequantize a tensor once each, in codes of one of these methods."""
         return 0.0
 
     def transfer(self, nbytes: int) -> float:
@@ -96,19 +89,9 @@ class Quantizers:
         """Return the same where they take `factor` times as long as alone, or as long."""
         return replace(self, factor=max(1.0, factor))
 
-    def codes(self, elements: int, bits: int) -> float:
+    def codes(self, elements: int, bits: int, method: str = GROUPS) -> float:
         """To quantize and dequantize a tensor once each."""
-        return self._seconds(PerGroup(bits), elements)
-
-    def outliers(self, elements: int, bits: int) -> float:
-        """To quantize and dequantize a tensor whose largest numbers are saved exactly."""
-        return self._seconds(outliers_of(bits), elements)
-
-    def rotated(self, elements: int, bits: int) -> float:
-        """To quantize and dequantize a tensor in groups that are turned."""
-        return self._seconds(Rotated(bits), elements)
-
-    def _seconds(self, quantizer: PerGroup | Outlier | Rotated, elements: int) -> float:
+        quantizer = {GROUPS: PerGroup, OUTLIERS: outliers_of, ROTATED: Rotated}[method](bits)
         if quantizer not in self._per_element:
             x = torch.linspace(-3, 3, ELEMENTS, device=self.device).sin().to(self.dtype).view(64, -1)
             quantizer.compress(x).decompress()
@@ -166,17 +149,9 @@ class Measured(Speeds):
         """Of one `scaled_dot_product_attention` that a module calls."""
         return self._attentions.get(module, 0.0)
 
-    def codes(self, elements: int, bits: int, itemsize: int) -> float:
+    def codes(self, elements: int, bits: int, itemsize: int = 4, method: str = GROUPS) -> float:
         """To quantize and dequantize a tensor once each."""
-        return self._quantizers.codes(elements, bits)
-
-    def outliers(self, elements: int, bits: int) -> float:
-        """To quantize and dequantize a tensor whose largest numbers are saved exactly."""
-        return self._quantizers.outliers(elements, bits)
-
-    def rotated(self, elements: int, bits: int) -> float:
-        """To quantize and dequantize a tensor in groups that are turned."""
-        return self._quantizers.rotated(elements, bits)
+        return self._quantizers.codes(elements, bits, method)
 
     def transfer(self, nbytes: int) -> float:
         """To copy bytes to host memory and back, half of it hidden; on the CPU there is no other memory."""
@@ -317,17 +292,9 @@ class Scaled(Speeds):
         """Of one `scaled_dot_product_attention` that a module calls."""
         return self.speeds.attention(module) * self.factor
 
-    def codes(self, elements: int, bits: int, itemsize: int) -> float:
+    def codes(self, elements: int, bits: int, itemsize: int = 4, method: str = GROUPS) -> float:
         """To quantize and dequantize a tensor, of the larger batch, once each."""
-        return self.speeds.codes(elements, bits, itemsize)
-
-    def outliers(self, elements: int, bits: int) -> float:
-        """To quantize and dequantize a tensor, of the larger batch, whose largest numbers are saved exactly."""
-        return self.speeds.outliers(elements, bits)
-
-    def rotated(self, elements: int, bits: int) -> float:
-        """To quantize and dequantize a tensor, of the larger batch, in groups that are turned."""
-        return self.speeds.rotated(elements, bits)
+        return self.speeds.codes(elements, bits, itemsize, method)
 
     def transfer(self, nbytes: int) -> float:
         """To copy bytes to host memory and back."""

@@ -20,7 +20,7 @@ from ..known import ErrorsOfMethods, Known, kind_of
 from ..problem import ATTENTION as COMPUTED_AGAIN
 from ..problem import EXACT, GROUPS, HOST, OUTLIERS, ROTATED, Hold, Option
 from ..step import Step
-from ..trace import Trace, Traced
+from ..trace import Trace
 
 SMALLEST_ON_HOST = 1 << 16  # bytes: copies of less are not worth their latency
 TURNED_VARIANCE = {2: 0.133, 3: 0.0358}  # relative to the squares, of any values (quantizers/rotated.py)
@@ -57,18 +57,17 @@ class Tensors:
                     continue
                 yield groups
                 if x.place in outliers:
-                    beside, errors = outliers_bytes(x.elements, x.dtype, bits), outliers[x.place]
-                    costs = errors.noise[bits], errors.bias[bits], known.speeds.outliers(x.elements, bits)
-                    yield Option(OUTLIERS, x.place, bits, (i,), (Hold(x.saved, x.freed, beside),), beside, *costs)
+                    yield known.in_codes(i, bits, outliers_bytes(x.elements, x.dtype, bits), OUTLIERS)
                 if host and bits in (4, 8) and groups.saved >= SMALLEST_ON_HOST:
                     seconds = groups.seconds + known.speeds.transfer(groups.saved)
                     last = Hold(max(x.saved, x.freed - 2), x.freed, groups.saved)
                     yield replace(groups, method=HOST, holds=(last,), saved=0, seconds=seconds)
             for bits in ROTATED_BITS if x.place in rotated else ():
-                nbytes, errors = _rotated_bytes(x, bits), rotated[x.place]
+                # In groups that are turned, which lie in the rows of its memory.
+                rows = (x.elements // x.features, x.features) if x.features >= LEAST_ROW else x.shape
+                nbytes = Rotated(bits).compress(torch.empty(rows, dtype=x.dtype, device="meta")).nbytes
                 if nbytes < x.nbytes:
-                    costs = errors.noise[bits], errors.bias[bits], known.speeds.rotated(x.elements, bits)
-                    yield Option(ROTATED, x.place, bits, (i,), (Hold(x.saved, x.freed, nbytes),), nbytes, *costs)
+                    yield known.in_codes(i, bits, nbytes, ROTATED)
 
     def carry_out(self, model: nn.Module, choices: Sequence[Choice]) -> None:
         """Leave the model as it is: its hooks save each tensor by `quantizer_of` its choice."""
@@ -88,12 +87,6 @@ def quantizer_of(choice: Choice, swapper: Swapper) -> Quantizer | None:
     if choice.method == HOST:
         return _ToHost(PerGroup(choice.bits or 0), swapper)
     return PerGroup(choice.bits or 0) if choice.method in (GROUPS, COMPUTED_AGAIN) else None
-
-
-def _rotated_bytes(x: Traced, bits: int) -> int:
-    """Return the bytes of a tensor in groups that are turned, which lie in the rows of its memory."""
-    rows = (x.elements // x.features, x.features) if x.features >= LEAST_ROW else x.shape
-    return Rotated(bits).compress(torch.empty(rows, dtype=x.dtype, device="meta")).nbytes
 
 
 @dataclass(frozen=True)
