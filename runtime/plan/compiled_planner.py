@@ -17,7 +17,7 @@ from .eager_planner import Planner, exact_peak, with_fewer_options
 from .problem import ALL_GRAPHS, Limits
 
 log = logging.getLogger("fewbit.plan")
-WORTH = 0.03  # of a step's time
+WORTH = 0.03  # of a step's time, by which times of the same step scatter
 ATTEMPTS = 6  # at a plan, of which each is compiled
 
 
@@ -143,7 +143,7 @@ class CompiledPlanner(Planner):
 
     def measured_compiled(self) -> CompiledKnown:
         """Compile and measure the step."""
-        if self.is_abstract:
+        if self.step.is_abstract:
             raise FewbitError("a compiled step is planned on real tensors, not on the meta device")
         log.info("compiling a step to measure it")
         return know_compiled(self.step)

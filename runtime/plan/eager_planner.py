@@ -26,7 +26,7 @@ from .compiled_run import budget_runs
 from .document import Choice, PeakMemory, Plan, Point, Timeline, signature
 from .errors import Trial, errors_by_shape
 from .frontier import points_of
-from .known import Known, Way, WayToSave, carry_out, known_by
+from .known import Known, Way, carry_out, known_by
 from .problem import AND, EXACT, RECOMPUTE, Hold, Limits, Option, Price, Problem, Solution
 from .recorder import trace
 from .roofline import Roofline, device_of
@@ -163,36 +163,31 @@ class Planner:
         step = self.step
         _log.info("tracing a step")
         traced = trace(step)
+        ways = tuple(way for way in WAYS_TO_SAVE if self.recompute or RECOMPUTE not in way.methods)
         _log.info("timing the quantizers")
         speeds = self.speeds
         if speeds is None:
-            is_here = not self.is_abstract and self.gpu is None
+            is_here = not self.step.is_abstract and self.gpu is None
             speeds = Measured(step) if is_here else Roofline(step, device_of(self.gpu or "a100"))
-        if self.is_abstract:
+        if self.step.is_abstract:
             of_tensors = errors_by_shape(traced)
-            errors = {m: e for way in self.ways for m, e in way.estimate(step, traced, of_tensors).items()}
-            return Known(traced, self.ways, errors, speeds)
+            errors = {m: e for way in ways for m, e in way.estimate(step, traced, of_tensors).items()}
+            return Known(traced, ways, errors, speeds)
         _log.info("measuring what rounding does to the gradient")
         part, errors = step.part(), {}
         with part.step.apart():
             trial = Trial(part.step)
-            for way in self.ways:
+            for way in ways:
                 for method, found in way.measure(step, traced, trial).items():
                     errors[method] = {name: each.times(part.noise, part.bias) for name, each in found.items()}
-        return Known(traced, self.ways, errors, speeds)
-
-    @property
-    def ways(self) -> tuple[WayToSave, ...]:
-        """The ways that a plan may take."""
-        return tuple(way for way in WAYS_TO_SAVE if self.recompute or RECOMPUTE not in way.methods)
-
-    @property
-    def is_abstract(self) -> bool:
-        """Whether the model or the batch has no values."""
-        return self.step.is_abstract
+        return Known(traced, ways, errors, speeds)
 
     def solved(self, known: Known | CompiledKnown, limits: Limits | None = None) -> Plan:
-        """Return the plan for what was measured."""
+        """Return the plan for what was measured.
+
+        Raises:
+            FewbitError: there is none within the limits.
+        """
         problem = self.problem(known)
         merged = with_fewer_options(problem, known)
         _log.info("solving")
@@ -228,17 +223,14 @@ class Planner:
         def uniform(bits: int) -> list[Option]:
             return [*self.in_flight(known.uniform(bits), known)]
 
-        points = points_of(problem, merged, uniform, self.frontier, self.price)
-        return *points, *self.budget_points(known)
-
-    def budget_points(self, known: Known | CompiledKnown) -> Iterator[Point]:
-        """Yield what torch's compiler takes with its memory budgets, relative to the exact step of the plan."""
-        if self.is_abstract or self.step.device.type == "meta":
-            return
+        points = [*points_of(problem, merged, uniform, self.frontier, self.price)]
+        if self.step.is_abstract or self.step.device.type == "meta":
+            return tuple(points)
         exact = known.seconds if isinstance(known, CompiledKnown) else known.speeds.step
         for ratio, record, seconds in budget_runs(self.step, BUDGETS):
             name = "torch.compile" if ratio == 1 else f"torch's budget {ratio:g}"
-            yield Point(name, self.of_rank.fixed + record.peak, 0.0, seconds / exact)
+            points.append(Point(name, self.of_rank.fixed + record.peak, 0.0, seconds / exact))
+        return tuple(points)
 
     def within(self, known: Known | CompiledKnown, limits: Limits) -> Limits:
         """Return the limits of what is still to be chosen: what the step computes again has taken some of the time.
@@ -320,7 +312,7 @@ class Planner:
         notes = []
         if len(merged.options) < len(problem.options):
             notes.append("this bound is of plans that treat equal layers alike, in runs of several")
-        if self.is_abstract:
+        if self.step.is_abstract:
             notes.append("errors are estimated from shapes, not measured; times are those of a roofline")
         elif self.gpu is not None:
             notes.append(f"times are those of a roofline for {self.gpu}, not measured")

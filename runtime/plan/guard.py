@@ -35,6 +35,7 @@ _log = logging.getLogger("fewbit.guard")
 MOST = 1 / math.sqrt(3)
 # An error that grows is let be below this one, which costs .001 of the loss (problem.py, `Price`).
 NEGLIGIBLE = 0.1
+# Two runs in 100 steps are 2 % of the time.
 EVERY, SAMPLE, GROWTH = 100, 4, 4.0
 
 
