@@ -18,107 +18,51 @@ from .recognize import Recognized
 __all__ = ["COMPOSITES", "Formula"]
 
 
-# Neither writing in place nor exchanging the operands of + and · changes the bits. So intermediate results are
-# overwritten, which saves most of the time on a CPU.
-
-# ---- transformers ----------------------------------------------------------------------------------------------------
-
 _SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
-
-
-def _python_gelu(x: Tensor) -> Tensor:
-    """x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0)))."""
-    return (x / math.sqrt(2.0)).erf_().add_(1.0).mul_(x * 0.5)
-
-
-def _new_gelu(x: Tensor) -> Tensor:
-    """0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))."""
-    return torch.pow(x, 3.0).mul_(0.044715).add_(x).mul_(_SQRT_2_OVER_PI).tanh_().add_(1.0).mul_(0.5 * x)
-
-
-def _fast_gelu(x: Tensor) -> Tensor:
-    """0.5 * x * (1.0 + torch.tanh(x * 0.7978845608 * (1.0 + 0.044715 * x * x)))."""
-    return (0.044715 * x).mul_(x).add_(1.0).mul_(x * 0.7978845608).tanh_().add_(1.0).mul_(0.5 * x)
-
-
-def _bloom_gelu(x: Tensor) -> Tensor:
-    """x * 0.5 * (1.0 + torch.tanh(0.79788456 * x * (1 + 0.044715 * x * x)))."""
-    return (0.044715 * x).mul_(x).add_(1.0).mul_(0.79788456 * x).tanh_().add_(1.0).mul_(x * 0.5)
-
-
-def _sqrt_softplus(x: Tensor) -> Tensor:
-    """F.softplus(x).sqrt()."""
-    return F.softplus(x).sqrt_()
-
-
-def _laplace(x: Tensor) -> Tensor:
-    """0.5 * (1.0 + torch.erf((x - 0.707107).div(0.282095 * math.sqrt(2.0))))."""
-    return (x - 0.707107).div_(0.282095 * math.sqrt(2.0)).erf_().add_(1.0).mul_(0.5)
-
-
-# ---- timm, and Mish of both ------------------------------------------------------------------------------------------
-
-
-def _swish(x: Tensor) -> Tensor:
-    """x.mul(x.sigmoid())."""
-    return x.sigmoid().mul_(x)
-
-
-def _swish_(x: Tensor) -> Tensor:
-    return x.mul_(x.sigmoid())
-
-
-def _mish(x: Tensor) -> Tensor:
-    """x.mul(F.softplus(x).tanh())."""
-    return F.softplus(x).tanh_().mul_(x)
-
-
-def _hard_swish(x: Tensor) -> Tensor:
-    """x.mul(F.relu6(x + 3.0).div_(6.0))."""
-    return F.relu6(x + 3.0, inplace=True).div_(6.0).mul_(x)
-
-
-def _hard_swish_(x: Tensor) -> Tensor:
-    return x.mul_(F.relu6(x + 3.0, inplace=True).div_(6.0))
-
-
-def _hard_sigmoid(x: Tensor) -> Tensor:
-    """F.relu6(x + 3.0) / 6.0."""
-    return F.relu6(x + 3.0, inplace=True).div_(6.0)
-
-
-def _hard_sigmoid_(x: Tensor) -> Tensor:
-    return x.add_(3.0).clamp_(0.0, 6.0).div_(6.0)
-
-
-def _hard_mish(x: Tensor) -> Tensor:
-    """0.5 * x * (x + 2).clamp(min=0, max=2)."""
-    return (x + 2).clamp_(min=0, max=2).mul_(0.5 * x)
-
-
-def _scaled_hard_mish(x: Tensor) -> Tensor:
-    """x.mul(0.5 * (x + 2).clamp(min=0, max=2))."""
-    return (x + 2).clamp_(min=0, max=2).mul_(0.5).mul_(x)
-
-
-def _scaled_hard_mish_(x: Tensor) -> Tensor:
-    return x.mul_((x + 2).clamp_(min=0, max=2).mul_(0.5))
-
-
-# Name of a formula -> its torch calls.
+# Name of a formula -> its torch calls, below what transformers and timm write. Neither writing in place nor exchanging
+# the operands of + and · changes the bits. So intermediate results are overwritten, which saves most of the time on a
+# CPU.
 COMPOSITES: dict[str, Forward] = {
-    "python_gelu": Forward(_python_gelu),
-    "new_gelu": Forward(_new_gelu),
-    "fast_gelu": Forward(_fast_gelu),
-    "bloom_gelu": Forward(_bloom_gelu),
-    "sqrt_softplus": Forward(_sqrt_softplus),
-    "laplace": Forward(_laplace),
-    "swish": Forward(_swish, None, _swish_),
-    "mish": Forward(_mish),
-    "hard_swish": Forward(_hard_swish, None, _hard_swish_),
-    "hard_sigmoid": Forward(_hard_sigmoid, None, _hard_sigmoid_),
-    "hard_mish": Forward(_hard_mish),
-    "hard_mish_in_place": Forward(_scaled_hard_mish, None, _scaled_hard_mish_),  # timm multiplies in another order
+    # x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0)))
+    "python_gelu": Forward(lambda x: (x / math.sqrt(2.0)).erf_().add_(1.0).mul_(x * 0.5)),
+    # 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+    "new_gelu": Forward(
+        lambda x: torch.pow(x, 3.0).mul_(0.044715).add_(x).mul_(_SQRT_2_OVER_PI).tanh_().add_(1.0).mul_(0.5 * x)
+    ),
+    # 0.5 * x * (1.0 + torch.tanh(x * 0.7978845608 * (1.0 + 0.044715 * x * x)))
+    "fast_gelu": Forward(
+        lambda x: (0.044715 * x).mul_(x).add_(1.0).mul_(x * 0.7978845608).tanh_().add_(1.0).mul_(0.5 * x)
+    ),
+    # x * 0.5 * (1.0 + torch.tanh(0.79788456 * x * (1 + 0.044715 * x * x)))
+    "bloom_gelu": Forward(
+        lambda x: (0.044715 * x).mul_(x).add_(1.0).mul_(0.79788456 * x).tanh_().add_(1.0).mul_(x * 0.5)
+    ),
+    # F.softplus(x).sqrt()
+    "sqrt_softplus": Forward(lambda x: F.softplus(x).sqrt_()),
+    # 0.5 * (1.0 + torch.erf((x - 0.707107).div(0.282095 * math.sqrt(2.0))))
+    "laplace": Forward(lambda x: (x - 0.707107).div_(0.282095 * math.sqrt(2.0)).erf_().add_(1.0).mul_(0.5)),
+    # x.mul(x.sigmoid())
+    "swish": Forward(lambda x: x.sigmoid().mul_(x), None, lambda x: x.mul_(x.sigmoid())),
+    # x.mul(F.softplus(x).tanh())
+    "mish": Forward(lambda x: F.softplus(x).tanh_().mul_(x)),
+    # x.mul(F.relu6(x + 3.0).div_(6.0))
+    "hard_swish": Forward(
+        lambda x: F.relu6(x + 3.0, inplace=True).div_(6.0).mul_(x),
+        None,
+        lambda x: x.mul_(F.relu6(x + 3.0, inplace=True).div_(6.0)),
+    ),
+    # F.relu6(x + 3.0) / 6.0
+    "hard_sigmoid": Forward(
+        lambda x: F.relu6(x + 3.0, inplace=True).div_(6.0), None, lambda x: x.add_(3.0).clamp_(0.0, 6.0).div_(6.0)
+    ),
+    # 0.5 * x * (x + 2).clamp(min=0, max=2)
+    "hard_mish": Forward(lambda x: (x + 2).clamp_(min=0, max=2).mul_(0.5 * x)),
+    # x.mul(0.5 * (x + 2).clamp(min=0, max=2)): in place timm multiplies in another order
+    "hard_mish_in_place": Forward(
+        lambda x: (x + 2).clamp_(min=0, max=2).mul_(0.5).mul_(x),
+        None,
+        lambda x: x.mul_((x + 2).clamp_(min=0, max=2).mul_(0.5)),
+    ),
     "sigmoid_in_place": Forward(torch.sigmoid, None, torch.sigmoid_),
     "tanh_in_place": Forward(torch.tanh, None, torch.tanh_),
 }
