@@ -248,15 +248,17 @@ def _table(rows: Sequence[Row]) -> Iterator[str]:
     head += ("cached s", "ratio", "bar") if cached else ()
     head += ("peak MiB", "predicted", "step s") if peaks else ()
     head += ("met",)
-    body = [
-        (
-            *_cells(row),
-            *(_cached_cells(row) if cached else ()),
-            *(_peak_cells(row.peak) if peaks else ()),
-            MET[row.met],
-        )
-        for row in rows
-    ]
+    body = []
+    for row in rows:
+        cells = [*_cells(row)]
+        if cached:
+            bar = None if row.cached_seconds is None else row.bars.get("cached_ratio")
+            cells += [_text(row.cached_seconds, 1), _text(row.cached_ratio, 2), _text(bar, 2)]
+        if peaks:
+            peak = row.peak or Peak(None, 0)
+            sizes = (peak.bytes, peak.predicted)
+            cells += [*("" if size is None else f"{size / 2**20:.0f}" for size in sizes), _text(peak.seconds, 2)]
+        body.append([*cells, MET[row.met]])
     yield from columns([head, *body], left=1)
 
 
@@ -269,19 +271,6 @@ def _cells(row: Row) -> tuple[str, ...]:
         *(_text(error, 4), _text(bars.get("error"), 2)),
         *(_text(row.compile_seconds, 1), _text(row.compile_ratio, 2), _text(bars.get("compile_ratio"), 2)),
     )
-
-
-def _cached_cells(row: Row) -> tuple[str, str, str]:
-    if row.cached_seconds is None:
-        return "", "", ""
-    return _text(row.cached_seconds, 1), _text(row.cached_ratio, 2), _text(row.bars.get("cached_ratio"), 2)
-
-
-def _peak_cells(peak: Peak | None) -> tuple[str, str, str]:
-    if peak is None:
-        return "", "", ""
-    sizes = ["" if size is None else f"{size / 2**20:.0f}" for size in (peak.bytes, peak.predicted)]
-    return sizes[0], sizes[1], _text(peak.seconds, 2)
 
 
 def _text(value: float | None, digits: int) -> str:
