@@ -101,15 +101,6 @@ def check_average_bits(level: Level, bits: object) -> float:
     return bits  # pyright: ignore[reportReturnType]
 
 
-def compressible(model: nn.Module) -> list[Found]:
-    """Return the layers of `model` that have a compressed form or are converted, in the order of `named_modules()`.
-
-    The output projection of an attention belongs to the attention and is not listed.
-    """
-    found = modules_of(model, _is_listed)
-    return [layer for layer in found if not any(isinstance(m, nn.MultiheadAttention) for m in layer.around)]
-
-
 _RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 
 
@@ -221,8 +212,12 @@ class ActNN(Method):
         return Activations(self.activation_bits if LEVELS[self.level].activations else None, self.rounding)
 
     def candidates(self, model: nn.Module) -> list[Found]:
-        """Return the layers that have a compressed form."""
-        return compressible(model)
+        """Return the layers that have a compressed form or are converted, in the order of `named_modules()`.
+
+        The output projection of an attention belongs to the attention and is not listed.
+        """
+        found = modules_of(model, _is_listed)
+        return [layer for layer in found if not any(isinstance(m, nn.MultiheadAttention) for m in layer.around)]
 
     def apply(self, task: Task) -> Applied:
         """Convert the layers and, by the level, allocate their bits and swap their saved tensors to host memory."""

@@ -267,17 +267,12 @@ def revert(model: nn.Module) -> nn.Module:
     if fitted is not None:
         fitted.undo()
     with all_or_nothing(model):
-        return undo_conversion(model)
-
-
-def undo_conversion(model: nn.Module) -> nn.Module:
-    """Put back the modules that `convert` replaced, and leave a plan's hooks; see `revert`."""
-    _stop_adapting(model)
-    forget_adapters(model)
-    model = undo_methods(model)
-    for activation in activations(model):
-        model = put_back(activation) or model
-    return model
+        _stop_adapting(model)
+        forget_adapters(model)
+        model = undo_methods(model)
+        for activation in activations(model):
+            model = put_back(activation) or model
+        return model
 
 
 def _adapt(model: nn.Module, every: int, activations: Mapping[str, Any]) -> str:
