@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,23 +35,24 @@ WORTH = 1 / 50
 ErrorsOfMethods = Mapping[str, Mapping[str, Errors]]  # by method, and by target: a place, or the name of a module
 
 
-class WayToSave(Protocol):
-    """A way to have again in the backward pass what a step saves."""
+class WayToSave:
+    """A way to have again in the backward pass what a step saves: its `options`, and what they do to the gradient.
 
-    @property
-    def methods(self) -> tuple[str, ...]:
-        """The methods of its options, among `METHODS`."""
-        ...
+    Attributes:
+        methods: of its options, among `METHODS`.
+    """
+
+    methods: ClassVar[tuple[str, ...]]
 
     def measure(self, step: Step, trace: Trace, trial: Trial) -> ErrorsOfMethods:
-        """Return what its options do to the gradient.
+        """Return what its options do to the gradient: by default nothing.
 
         Args:
             step: of the whole batch.
             trace: of this step.
             trial: of some samples of it, whose gradients tell.
         """
-        ...
+        return {}
 
     def estimate(self, step: Step, trace: Trace, of_tensors: Mapping[str, Errors]) -> ErrorsOfMethods:
         """Return an estimate of the same from shapes.
@@ -61,15 +62,15 @@ class WayToSave(Protocol):
             trace: of this step.
             of_tensors: the estimated errors of each saved tensor in groups, by its place.
         """
-        ...
+        return {}
 
     def options(self, known: "Known", step: Step) -> Iterator[Option]:
         """Yield its options."""
-        ...
+        raise NotImplementedError
 
     def carry_out(self, model: nn.Module, choices: Sequence[Choice]) -> None:
-        """Change a model as those choices say that are of its methods."""
-        ...
+        """Change a model as those choices say that are of its methods: by default not, and hooks save by their places
+        (fitted.py)."""
 
 
 def kind_of(tensor: Traced) -> str:
@@ -182,30 +183,28 @@ def convert_chosen(model: nn.Module, choices: Sequence[Choice], config: Callable
 # ---- ways to compute a step ------------------------------------------------------------------------------------------
 
 
-class Way(Protocol):
-    """One way, exact but for the order of sums."""
+class Way:
+    """One way to compute a step, exact but for the order of sums.
 
-    @property
-    def method(self) -> str:
-        """The method of its choices, one of `METHODS`."""
-        ...
+    Attributes:
+        method: of its choices, one of `METHODS`.
+        computes_again: whether it repeats parts of the forward pass, which a plan with `recompute=False` may not.
+    """
 
-    @property
-    def computes_again(self) -> bool:
-        """Whether it repeats parts of the forward pass, which a plan with `recompute=False` may not."""
-        ...
+    method: ClassVar[str]
+    computes_again: ClassVar[bool] = False
 
     def targets(self, known: Known, step: Step) -> Sequence[str]:
         """Return the modules that it would change, by name; none where it cannot save `WORTH`."""
-        ...
+        raise NotImplementedError
 
     def carry_out(self, model: nn.Module, targets: Sequence[str]) -> None:
         """Change a model."""
-        ...
+        raise NotImplementedError
 
     def seconds(self, known: Known, targets: Sequence[str]) -> float:
-        """Return an estimate of what it adds to a step, where none can run."""
-        ...
+        """Return an estimate of what it adds to a step, where none can run: by default nothing is computed twice."""
+        return 0.0
 
     def choices(
         self, model: nn.Module, targets: Sequence[str], before: Trace, after: Trace, seconds: float
@@ -218,11 +217,12 @@ class Way(Protocol):
             before, after: the step without this way and with it.
             seconds: that it adds to a step.
         """
-        ...
+        raise NotImplementedError
 
     def adapted(self, known: Known, targets: Sequence[str]) -> Known:
-        """Return what is known of a step that is traced by this way, with the errors of what it saves anew."""
-        ...
+        """Return what is known of a step that is traced by this way, with the errors of what it saves anew: by default
+        there is nothing else."""
+        return known
 
 
 def known_by(ways: Sequence[Way], known: Known, step: Step, changed: Changed) -> Known | None:

@@ -6,20 +6,17 @@ output, if another module saves it.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
-from torch import nn
-
-from ..document import Choice
 from ..errors import BITS, LEAST_BITS, Errors, Trial, total
 from ..gradient_error import measure_attentions
-from ..known import ErrorsOfMethods, Known
+from ..known import ErrorsOfMethods, Known, WayToSave
 from ..problem import ATTENTION, Hold, Option
 from ..step import Step
 from ..trace import Trace, backward_start, codes_bytes
 
 
-class ComputedAttention:
+class ComputedAttention(WayToSave):
     """Computes attentions again."""
 
     methods = (ATTENTION,)
@@ -61,6 +58,3 @@ class ComputedAttention:
                     nbytes + sum(h.nbytes for h in held),
                     *(errors.noise[bits], errors.bias[bits], seconds),
                 )
-
-    def carry_out(self, model: nn.Module, choices: Sequence[Choice]) -> None:
-        """Leave the model as it is: its hooks save the operands of each attention in codes."""

@@ -22,7 +22,7 @@ from ...saved.checkpoint import blocks_of, recomputed_forward
 from ...saved.recompute import Recompute
 from ..document import Choice
 from ..errors import BITS, PROBE, Errors, Trial, alike, difference, errors_of_each, finite, relative_variance, total
-from ..known import ErrorsOfMethods, Known
+from ..known import ErrorsOfMethods, Known, WayToSave
 from ..places import within, without_numbers
 from ..problem import RECOMPUTE, Hold, Option
 from ..step import Step
@@ -42,7 +42,7 @@ class ErrorsOfBlock(Errors):
     decisions: int = 0
 
 
-class Blocks:
+class Blocks(WayToSave):
     """Computes modules again."""
 
     methods = (RECOMPUTE,)

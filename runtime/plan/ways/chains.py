@@ -15,7 +15,7 @@ from ...convert.preact_chains import plan_of
 from ...tensors.packing import packed_size
 from ..document import Choice
 from ..errors import BITS, PROBE, Errors, Trial, alike, difference, finite, product, segments, total
-from ..known import ErrorsOfMethods, Known, convert_chosen
+from ..known import ErrorsOfMethods, Known, WayToSave, convert_chosen
 from ..places import without_numbers
 from ..problem import CHAIN, Hold, Option
 from ..step import Step
@@ -26,7 +26,7 @@ BITS_OF_CHAINS = (4, 5, 6, 8)
 _VECTORS = 4  # of a number for each channel, that one layer makes, and whose memory gradients are in
 
 
-class Chains:
+class Chains(WayToSave):
     """Converts chains to layers."""
 
     methods = (CHAIN,)

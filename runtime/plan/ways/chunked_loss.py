@@ -8,17 +8,16 @@ from torch import nn
 from ...convert.api import convert_beside
 from ...convert.chunked_loss import ChunkedLoss, why_not
 from ..document import Choice
-from ..known import WORTH, Known
+from ..known import WORTH, Known, Way
 from ..problem import CHUNKED
 from ..step import Step
 from ..trace import Given, Trace
 
 
-class ChunkedLossWay:
+class ChunkedLossWay(Way):
     """Heads whose logits and loss are computed over chunks of tokens."""
 
     method = CHUNKED
-    computes_again = False
 
     def targets(self, known: Known, step: Step) -> Sequence[str]:
         """Return the Linear layers that make logits worth the while: the model's own heads, or else the last layer."""
@@ -41,10 +40,6 @@ class ChunkedLossWay:
         """Compute the loss of the logits of these Linear layers in chunks."""
         convert_beside(model, ChunkedLoss(heads=tuple(targets)), include=targets)
 
-    def seconds(self, known: Known, targets: Sequence[str]) -> float:
-        """Return that nothing is computed twice."""
-        return 0.0
-
     def choices(
         self, model: nn.Module, targets: Sequence[str], before: Trace, after: Trace, seconds: float
     ) -> Iterator[Choice]:
@@ -54,10 +49,6 @@ class ChunkedLossWay:
         sizes = [(exact, now, seconds), *[(0, 0, 0.0)] * (len(targets) - 1)]
         for head, (a, b, s) in zip(targets, sizes, strict=True):
             yield Choice(head, CHUNKED, None, a, b, 0.0, 0.0, s)
-
-    def adapted(self, known: Known, targets: Sequence[str]) -> Known:
-        """Return it as it is: nothing else is saved."""
-        return known
 
 
 def _gradients(head: nn.Module, inputs: Sequence[Given]) -> int:

@@ -3,7 +3,7 @@
 The hooks of a fitted model carry these out, by the tensor's place (saved/float8.py).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from torch import nn
@@ -11,29 +11,19 @@ from torch import nn
 from ....tables import FewbitError
 from ...saved.float8 import Float8Operand
 from ..document import Choice
-from ..errors import Errors, Trial
-from ..known import ErrorsOfMethods, Known
+from ..known import Known, WayToSave
 from ..problem import FLOAT8, Hold, Option
 from ..step import Step
-from ..trace import Trace
 
 _SCALE = 4  # bytes of one float32
 # Bytes of an element that the cast takes for a moment: torchao multiplies and clamps in float32, each in a new tensor.
 _ROOM = 9
 
 
-class Float8Operands:
+class Float8Operands(WayToSave):
     """Saves a tensor as the operand of the float8 layers that alone save it."""
 
     methods = (FLOAT8,)
-
-    def measure(self, step: Step, trace: Trace, trial: Trial) -> ErrorsOfMethods:
-        """Return that nothing errs."""
-        return {}
-
-    def estimate(self, step: Step, trace: Trace, of_tensors: Mapping[str, Errors]) -> ErrorsOfMethods:
-        """Return that nothing errs."""
-        return {}
 
     def options(self, known: Known, step: Step) -> Iterator[Option]:
         """Yield an option for each such tensor.
@@ -48,9 +38,6 @@ class Float8Operands:
             # The backward pass is given the operand, and restores nothing. (What a cast takes in it stays counted.)
             spared = (replace(hold, nbytes=-hold.nbytes) for hold in x.restored)
             yield Option(FLOAT8, x.place, None, (i,), (*held, *spared), nbytes)
-
-    def carry_out(self, model: nn.Module, choices: Sequence[Choice]) -> None:
-        """Leave the model as it is: its hooks save by `operands_of` the choices."""
 
 
 def operands_of(model: nn.Module, choices: Sequence[Choice]) -> dict[str, Float8Operand]:

@@ -26,7 +26,7 @@ from ..errors import (
     relative_variance,
     together,
 )
-from ..known import ErrorsOfMethods, Known, convert_chosen
+from ..known import ErrorsOfMethods, Known, WayToSave, convert_chosen
 from ..places import within
 from ..problem import GATED, Hold, Option
 from ..step import Step
@@ -37,7 +37,7 @@ from ..trace import Trace
 ACTIVATIONS = frozenset(("silu", "gelu", "relu", "sigmoid", "tanh", "mish", "hardtanh"))
 
 
-class GatedParts:
+class GatedParts(WayToSave):
     """Converts gated MLPs."""
 
     methods = (GATED,)

@@ -14,7 +14,7 @@ from ...layers import KeepOutput
 from ...tensors.packing import packed_size
 from ..document import Choice
 from ..errors import Errors, Trial, finite, together
-from ..known import ErrorsOfMethods, Known
+from ..known import ErrorsOfMethods, Known, WayToSave
 from ..problem import AND, OUTPUT, TABLE, Hold, Option
 from ..step import Step
 from ..structure import structure_aside, unconverted
@@ -25,7 +25,7 @@ BY_OUTPUT = (Normalizations(), Activations(keep="output"))
 _NO_BITS = 0  # the number of bits by which errors of what is not in codes are named
 
 
-class Outputs:
+class Outputs(WayToSave):
     """Converts normalizations and GELUs to save their output."""
 
     methods = (OUTPUT,)

@@ -17,7 +17,7 @@ from ...memory.peak import peak_of
 from ...tensors.packing import packed_size
 from ..document import Choice
 from ..errors import LEAST_OF_TABLE, TABLE_BITS, TABLE_PROBE, TABLES, Errors, Trial, finite, together
-from ..known import ErrorsOfMethods, Known, convert_chosen
+from ..known import ErrorsOfMethods, Known, WayToSave, convert_chosen
 from ..problem import STOCHASTIC, TABLE, Hold, Option
 from ..step import Step
 from ..structure import is_converted
@@ -26,7 +26,7 @@ from ..trace import Trace, Traced, backward_start
 _ROUNDING: Mapping[str, Rounding] = {TABLE: "deterministic", STOCHASTIC: "stochastic"}
 
 
-class Tables:
+class Tables(WayToSave):
     """Replaces activations by those that save codes."""
 
     methods = (TABLE, STOCHASTIC)

@@ -3,11 +3,11 @@
 The hooks of a fitted model carry these out, by the tensor's place.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...layers.offload import Swapper, SwappingSaver
 from ...layers.saver import QuantizerSaver
@@ -16,7 +16,7 @@ from ...quantizers.per_group import LEAST_ROW
 from ..document import Choice
 from ..errors import BITS, LINEAR, ROTATED_BITS, Errors, Trial, least_bits, relative_variance
 from ..gradient_error import measure_errors, outliers_bytes, outliers_of
-from ..known import ErrorsOfMethods, Known, kind_of
+from ..known import ErrorsOfMethods, Known, WayToSave, kind_of
 from ..problem import ATTENTION as COMPUTED_AGAIN
 from ..problem import EXACT, GROUPS, HOST, OUTLIERS, ROTATED, Hold, Option
 from ..step import Step
@@ -26,7 +26,7 @@ SMALLEST_ON_HOST = 1 << 16  # bytes: copies of less are not worth their latency
 TURNED_VARIANCE = {2: 0.133, 3: 0.0358}  # relative to the squares, of any values (quantizers/rotated.py)
 
 
-class Tensors:
+class Tensors(WayToSave):
     """Saves each tensor by itself."""
 
     methods = (EXACT, GROUPS, OUTLIERS, ROTATED, HOST)
@@ -68,9 +68,6 @@ class Tensors:
                 nbytes = Rotated(bits).compress(torch.empty(rows, dtype=x.dtype, device="meta")).nbytes
                 if nbytes < x.nbytes:
                     yield known.in_codes(i, bits, nbytes, ROTATED)
-
-    def carry_out(self, model: nn.Module, choices: Sequence[Choice]) -> None:
-        """Leave the model as it is: its hooks save each tensor by `quantizer_of` its choice."""
 
 
 def quantizer_of(choice: Choice, swapper: Swapper) -> Quantizer | None:

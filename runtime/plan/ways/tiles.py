@@ -17,7 +17,7 @@ from ...saved.checkpoint import blocks_of
 from ...saved.tiles import tile_size, tiled_forward, width_of
 from ..document import Choice
 from ..errors import Errors
-from ..known import WORTH, Known
+from ..known import WORTH, Known, Way
 from ..places import within
 from ..problem import GROUPS, RECOMPUTE, TILED
 from ..step import Step
@@ -25,7 +25,7 @@ from ..structure import is_converted
 from ..trace import Trace
 
 
-class Tiles:
+class Tiles(Way):
     """Modules that compute a row for each token, and make so much of them that a tile is worth the while."""
 
     method = TILED
