@@ -32,7 +32,7 @@ from .recorder import trace
 from .roofline import Roofline, device_of
 from .seconds import Measured, Speeds
 from .solver import Effort, TooLittleMemoryError, is_feasible, merge, solve, split
-from .static import Alone, Parallel, Static
+from .static import Parallel, Static
 from .step import Step
 from .structure import structure_aside
 from .ways import WAYS_OF_STEPS, WAYS_TO_SAVE
@@ -66,7 +66,7 @@ class Planner:
     gpu: str | None
     recompute: bool
     frontier: int = 0
-    parallel: Parallel = field(default_factory=Alone)
+    parallel: Parallel = field(default_factory=Parallel)
     speeds: Speeds | None = None
 
     def plan(self) -> Plan:

@@ -10,7 +10,6 @@ computes one, and adds its gradients to those of the ones before.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -141,51 +140,30 @@ def _with_options(updates: Updates | None, group: dict[str, object], name: str) 
 # ---- several processes -----------------------------------------------------------------------------------------------
 
 
-class Parallel(Protocol):
-    """Kind of parallelism."""
+@dataclass(frozen=True)
+class Parallel:
+    """Kind of parallelism: here one process."""
 
     @property
     def in_flight(self) -> int:
         """Batches whose forward pass has run and whose backward pass has not, at most."""
-        ...
-
-    def static(self, static: Static) -> Static:
-        """Return what is there in every step, of what one process without others has."""
-        ...
-
-    def gradients(self, gradients: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the bytes of the parameters' gradients, and of copies, at each moment."""
-        ...
-
-    def workspace(self, moments: int, backward: int) -> NDArray[np.int64]:
-        """Return the bytes besides at each moment, of which `backward` begins the backward pass."""
-        ...
-
-
-@dataclass(frozen=True)
-class Alone:
-    """One process."""
-
-    @property
-    def in_flight(self) -> int:
-        """One."""
         return 1
 
     def static(self, static: Static) -> Static:
-        """Return it as it is."""
+        """Return what is there in every step, of what one process without others has."""
         return static
 
     def gradients(self, gradients: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return them as they are."""
+        """Return the bytes of the parameters' gradients, and of copies, at each moment."""
         return gradients
 
     def workspace(self, moments: int, backward: int) -> NDArray[np.int64]:
-        """Return zeros."""
+        """Return the bytes besides at each moment, of which `backward` begins the backward pass."""
         return np.zeros(moments, np.int64)
 
 
 @dataclass(frozen=True)
-class Buckets(Alone):
+class Buckets(Parallel):
     """`DistributedDataParallel`.
 
     Attributes:
@@ -200,7 +178,7 @@ class Buckets(Alone):
 
 
 @dataclass(frozen=True)
-class Microbatches(Alone):
+class Microbatches(Parallel):
     """A stage of a pipeline.
 
     Attributes:
@@ -226,7 +204,7 @@ class Microbatches(Alone):
 
 
 @dataclass(frozen=True)
-class Shards(Alone):
+class Shards(Parallel):
     """FSDP2, with blocks as units.
 
     Attributes:
@@ -261,7 +239,7 @@ def parallel_of(text: str | None, model: nn.Module) -> Parallel:
         FewbitError: the text names none.
     """
     if text is None:
-        return Alone()
+        return Parallel()
     trained = [bytes_of(p) for p in model.parameters() if p.requires_grad]
     if text == "ddp":
         return Buckets(sum(trained))
@@ -270,7 +248,7 @@ def parallel_of(text: str | None, model: nn.Module) -> Parallel:
         kinds = '"ddp" or "fsdp:8" with the number of ranks, or "pipeline:4" with that of microbatches in flight'
         raise FewbitError(f"parallel is {kinds}, not {shown(text)}")
     if kind == "pipeline":
-        return Microbatches(int(number), max(trained, default=0)) if int(number) > 1 else Alone()
+        return Microbatches(int(number), max(trained, default=0)) if int(number) > 1 else Parallel()
     units = [{id(p): bytes_of(p) for p in model.get_submodule(name).parameters()} for name in outermost_blocks(model)]
     in_units = {key for unit in units for key in unit}
     root = sum(bytes_of(p) for p in model.parameters() if id(p) not in in_units)
