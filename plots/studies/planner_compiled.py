@@ -64,7 +64,7 @@ class CompiledBench:
 
     def plan(self, limits: Limits) -> Plan:
         """Return the plan within limits, of a step that is measured once for all of them."""
-        return self.planner(limits).best_compiled(self.known, lambda: self.others)
+        return self.planner(limits).best_compiled(self.known, [self.others])
 
     @cached_property
     def others(self) -> list[CompiledKnown]:

@@ -24,6 +24,7 @@ from ...tables import FewbitError
 from ..memory.allocator import Allocations
 from .compiled_run import CompiledRun, budget_runs, compile_step
 from .compiled_values import LEAST_OF_ROLES, Value, observe
+from .document import Choice
 from .errors import LEAST_BITS
 from .places import without_numbers
 from .problem import ALL_GRAPHS, EXACT, GROUPS, Hold, Option, Problem
@@ -50,6 +51,7 @@ class CompiledKnown:
         recompute: torch's `activation_memory_budget`.
         recompute_seconds: that a step takes longer for it.
         by_torch: the same step, compiled by torch alone; None if torch could not.
+        changes: what is done to the model in the compiled step, for the plan.
     """
 
     values: tuple[Value, ...]
@@ -62,6 +64,7 @@ class CompiledKnown:
     recompute: float = 1.0
     recompute_seconds: float = 0.0
     by_torch: "CompiledKnown | None" = None
+    changes: tuple[Choice, ...] = ()
     left: ClassVar[int] = 0  # of what outlives the step, nothing but `gradients`
 
     @property
@@ -143,11 +146,12 @@ def know_recomputed(step: Step, known: CompiledKnown, recompute: float) -> Compi
 
 
 def other_ways(step: Step, known: CompiledKnown) -> Iterator[CompiledKnown]:
-    """Yield a step that is known as it is with torch's budgets: compiled by torch alone, and in few bits."""
+    """Yield a known step, as it is or changed, with torch's budgets: compiled by torch alone, and in few bits."""
     if known.by_torch is not None:
-        yield from know_by_torch(known.by_torch, step, EXACT_RATIOS)
+        for one in know_by_torch(known.by_torch, step, EXACT_RATIOS):
+            yield replace(one, changes=known.changes)
     for ratio in RATIOS:
-        yield know_recomputed(step, known, ratio)
+        yield replace(know_recomputed(step, known, ratio), changes=known.changes)
 
 
 def know_by_torch(by_torch: CompiledKnown, step: Step, ratios: Iterable[float]) -> Iterator[CompiledKnown]:

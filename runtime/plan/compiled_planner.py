@@ -2,9 +2,8 @@
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from heapq import heappop, heappush
 from typing import ClassVar
 
@@ -12,9 +11,12 @@ from ...tables import FewbitError
 from ...tables.sizes import size_like
 from .compiled import CompiledKnown, know_compiled, other_ways
 from .compiled_run import compile_step
-from .document import Plan
+from .document import Choice, Plan
 from .eager_planner import Planner, exact_peak, with_fewer_options
+from .known import Known
 from .problem import ALL_GRAPHS, Limits
+from .recorder import trace
+from .seconds import Measured
 
 log = logging.getLogger("fewbit.plan")
 WORTH = 0.03  # of a step's time, by which times of the same step scatter
@@ -30,19 +32,56 @@ class CompiledPlanner(Planner):
     def plan(self) -> Plan:
         """Return a plan for the step, which is measured."""
         known = self.measured_compiled()
-        return self.best_compiled(known, partial(other_ways, self.step, known))
+        return self.best_compiled(known, self.others(known))
 
-    def best_compiled(self, known: CompiledKnown, others: Callable[[], Iterable[CompiledKnown]]) -> Plan:
+    def others(self, known: CompiledKnown) -> Iterator[Iterable[CompiledKnown]]:
+        """Yield what else may be planned: the step by ways that change it as a whole, then what computes more again."""
+        changed = self.by_ways(known)
+        if changed is not None:
+            yield [one for one in (changed.by_torch, changed) if one is not None]
+        if self.recompute:
+            with self.changed(() if changed is None else changed.changes):
+                found = list(other_ways(self.step, changed or known))
+            yield found
+
+    def by_ways(self, known: CompiledKnown) -> CompiledKnown | None:
+        """Compile and measure the step by the ways that compiled graphs take, too; None if they save nothing."""
+        before = Known(trace(self.step), (), {}, Measured(self.step))
+        ways = [way for way in self.ways_of_steps if way.in_graphs]
+        targets_of = {way: targets for way in ways if (targets := tuple(way.targets(before, self.step)))}
+        if not targets_of:
+            return None
+        changes = [
+            Choice(name, way.method, None, 0, 0, 0.0, 0.0, 0.0) for way, names in targets_of.items() for name in names
+        ]
+        log.info("compiling the step %s", ", ".join(way.method for way in targets_of))
+        try:
+            with self.changed(changes):
+                after, found = trace(self.step), know_compiled(self.step)
+        except Exception:  # as where something reads logits that have no memory, or a graph then saves nothing
+            return None
+        if int(found.base.max()) >= int(known.base.max()):
+            return None
+        choices = tuple(
+            choice
+            for way, names in targets_of.items()
+            for choice in way.choices(self.step.model, names, before.trace, after, 0.0)
+        )
+        longer = {"seconds": known.seconds, "recompute_seconds": found.seconds - known.seconds, "changes": choices}
+        by_torch = None if found.by_torch is None else replace(found.by_torch, **longer)
+        return replace(found, by_torch=by_torch, **longer)
+
+    def best_compiled(self, known: CompiledKnown, others: Iterable[Iterable[CompiledKnown]]) -> Plan:
         """Return the best plan for a compiled step, by what was measured when it was compiled.
 
         Torch's own compiler is a candidate too: what fits exactly needs no codes. Of the candidates the one that is
-        predicted to be best is compiled first, and is the plan if what is measured of it is still the best. `others`
-        compute more again, each by another graph to measure, so they are tried only if the best so far costs more than
-        a step that is longer by `WORTH`.
+        predicted to be best is compiled first, and is the plan if what is measured of it is still the best. Each of
+        `others` has another graph to measure, so they are tried only if the best so far costs more than a step that is
+        longer by `WORTH`.
 
         Args:
             known: the step, which computes again what Inductor does by default.
-            others: measures the step with torch's budgets.
+            others: measure the step by further ways, the cheapest to train by first.
 
         Raises:
             FewbitError: no plan is within the limits, or none holds.
@@ -65,8 +104,9 @@ class CompiledPlanner(Planner):
             if one is not None:
                 consider(one)
         good_enough = 0.0 if self.limits.memory is None else self.price.time * WORTH
-        all_known = not self.recompute
-        while candidates or not all_known:
+        waiting: Iterator[Iterable[CompiledKnown]] = iter(others)
+        are_left = True
+        while candidates or are_left:
             if candidates:
                 cost, _, one, plan = heappop(candidates)
                 if plan is None:
@@ -76,11 +116,12 @@ class CompiledPlanner(Planner):
                     except FewbitError as error:
                         refused = error
                     continue
-                if all_known or cost <= good_enough:
+                if not are_left or cost <= good_enough:
                     return self.beside_torch(plan, known)
                 heappush(candidates, (cost, next(order), one, plan))
-            all_known = True
-            for one in others():
+            more = next(waiting, None)
+            are_left = more is not None
+            for one in more or ():
                 consider(one)
         assert refused is not None
         raise refused
@@ -133,7 +174,8 @@ class CompiledPlanner(Planner):
     def as_measured(self, plan: Plan, known: CompiledKnown) -> Plan:
         """Return a plan for a compiled step with the peak and the time of a step that is compiled by it."""
         log.info("compiling the step by a plan")
-        run = compile_step(self.step, **plan.compile_options)
+        with self.changed(known.changes):
+            run = compile_step(self.step, **plan.compile_options)
         gradients = self.gradients(known)
         copies = int(gradients[0] - known.gradients[0])
         peak = self.of_rank.fixed + max(run.record.peak + copies, int(gradients[-1]) + self.of_rank.update)

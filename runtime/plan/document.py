@@ -248,7 +248,7 @@ class Plan:
     @property
     def compile_options(self) -> dict[str, Any]:
         """The options of the backend fewbit for a compiled step: the bits of each place, and what is computed again."""
-        bits = {choice.target: choice.bits for choice in self.choices}
+        bits = {choice.target: choice.bits for choice in self.choices if choice.method not in OF_STEPS}
         options = {"bits": bits.get(ALL_GRAPHS, bits)}
         return options if self.recompute == 1 else {**options, "recompute": self.recompute}
 

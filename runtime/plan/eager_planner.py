@@ -279,8 +279,7 @@ class Planner:
         exact = [o for o in problem.options if o.method == EXACT]
         exact_bytes = {o.covers[0]: o.saved for o in exact}
         order = sorted(solution.chosen, key=lambda o: o.covers[0])
-        changes = known.changes if isinstance(known, Known) else ()
-        choices = [*changes, *(choice for o in order for choice in _choices(o, exact_bytes))]
+        choices = [*known.changes, *(choice for o in order for choice in _choices(o, exact_bytes))]
         usage = problem.usage(solution.chosen)
         at = int(np.argmax(usage))
         gradients = self.gradients(known)

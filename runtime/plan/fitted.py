@@ -97,6 +97,8 @@ class Fitted:
         self.use(self.plan)
 
     def _use(self, plan: Plan) -> None:
+        # Ways to compute a step round nothing, and stay in layers that are exact.
+        carry_out(WAYS_OF_STEPS, self.model, plan.choices)
         if plan.compiled:
             options, bits = plan.compile_options, plan.compile_options["bits"]
             if self.exact.names:
@@ -106,9 +108,7 @@ class Fitted:
                 options = {**options, "bits": bits, "keep": self.exact.names}
             self.model.compile(backend="fewbit", options=options)
             return
-        # Ways to compute a step round nothing, and stay in layers that are exact.
         choices = [c for c in plan.choices if c.method in OF_STEPS or c.target not in self.exact]
-        carry_out(WAYS_OF_STEPS, self.model, choices)
         # Computed again, an exact block takes less than it would in codes.
         blocks = {*blocks_of(self.model)} - {choice.target for choice in choices if choice.method in OF_STEPS}
         exact = [name for name in self.exact.names if name in blocks]

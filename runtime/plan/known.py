@@ -189,10 +189,12 @@ class Way:
     Attributes:
         method: of its choices, one of `METHODS`.
         computes_again: whether it repeats parts of the forward pass, which a plan with `recompute=False` may not.
+        in_graphs: whether the backend fewbit computes it in its graphs, too.
     """
 
     method: ClassVar[str]
     computes_again: ClassVar[bool] = False
+    in_graphs: ClassVar[bool] = False
 
     def targets(self, known: Known, step: Step) -> Sequence[str]:
         """Return the modules that it would change, by name; none where it cannot save `WORTH`."""

@@ -18,6 +18,7 @@ class ChunkedLossWay(Way):
     """Heads whose logits and loss are computed over chunks of tokens."""
 
     method = CHUNKED
+    in_graphs = True
 
     def targets(self, known: Known, step: Step) -> Sequence[str]:
         """Return the Linear layers that make logits worth the while: the model's own heads, or else the last layer."""
