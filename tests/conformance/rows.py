@@ -100,8 +100,11 @@ def _exact(way: Way, operator: str, sample: Any) -> Step | None:
 def _varies(way: str, operator: str, sample: Any, exact: Step, step: Step) -> bool:
     """Return whether torch itself gives these outputs in one of a few calls, or others than it gave before.
 
-    LAPACK's least squares differ in their last bits from call to call, by where their memory begins.
+    LAPACK's least squares differ in their last bits from call to call, by where their memory begins, and one place in
+    memory may serve all of these calls: theirs have to be close.
     """
+    if operator.startswith("linalg.lstsq"):
+        return all(map(torch.allclose, step.outputs, exact.outputs))
     repeated = (_exact(WAYS[way], operator, sample) for _ in range(8))
 
     def forward_is(a: Step, b: Step) -> bool:
