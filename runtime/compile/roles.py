@@ -30,6 +30,7 @@ from torch import fx
 from torch._inductor import inductor_prims
 
 from .attention import argument_names, is_attention
+from .chunked_loss import chunked_loss
 from .codes import hint
 from .delicate import Delicate, is_tamed, operands_of
 from .factors import arguments_of, is_factor
@@ -174,7 +175,7 @@ def classify(graph: fx.Graph, parameters: Collection[fx.Node] = ()) -> dict[fx.N
             roles[node] = Role.PARAMETER if node in floating else Role.OTHER
         elif base_of(node).op in ("placeholder", "get_attr"):
             roles[node] = Role.INPUT
-        elif _calls_a_graph(operator_of(node)) or packet(operator_of(node)) is torch.ops.fewbit.chunked_loss:
+        elif _calls_a_graph(operator_of(node)) or operator_of(node).target is chunked_loss:
             roles[node] = Role.OTHER  # gradients of a loss in chunks are no factors of one
         elif node not in floating or node in masked:
             roles[node] = Role.MASK
