@@ -9,10 +9,7 @@ from ..fewbit_gen.library import find_or_solve
 from ..fewbit_gen.solver import level_count
 from ..tables import FewbitError
 from .export import FORMATS, Bisect, choose_format, table_bytes, write_table
-from .options import (
-    FILE,
-    table_options,
-)
+from .options import FILE, table_options
 from .progress import with_clock
 
 
@@ -63,6 +60,7 @@ def command(
 
     Example: fewbit emit gelu --bits 3 --target c -o gelu.h
     """
+    output = None if output == Path("-") else output  # as elsewhere: standard output
     act, w = parse_activation(activation, kinks), parse_weight(weight)
     level_count(bits, levels)
     chosen = choose_format(output, target, kind)

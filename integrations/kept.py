@@ -34,7 +34,7 @@ class Beside:
         exact: bytes that the exact step keeps between its passes.
         error: relative error of the gradient.
         time: of a step, relative to the exact one.
-        source: how the numbers are known.
+        source: how error and time are known: predicted, or measured on some of the batch's samples.
     """
 
     exact: int
@@ -66,7 +66,7 @@ class Kept:
         now, near = f"keeps {size_text(self.saved)}", self.beside
         if near is None:
             return now
-        return f"{now} (exact {size_text(near.exact)}), error {near.error:.2g}, time ×{near.time:.2f}, {near.source}"
+        return f"{now} (exact {size_text(near.exact)}), error {near.error:.2g}, time ×{near.time:.2f} ({near.source})"
 
 
 def kept(model: nn.Module, batch: Batch, loss: Loss | None = None, optimizer: Any = "adamw") -> Kept:
@@ -123,7 +123,7 @@ def beside_exact(model: nn.Module, exact: nn.Module, batch: Batch, loss: Loss | 
     except Exception:  # out of memory, or whatever a user's loss raises: only a line of the log depends on it
         return None
     once, now = (median_low(times) for times in zip(*seconds, strict=True))
-    return Beside(round(saved * bytes_exactly / bytes_now), error, now / once, f"on {count} of {whole.samples}")
+    return Beside(round(saved * bytes_exactly / bytes_now), error, now / once, f"{count} of {whole.samples} samples")
 
 
 def _step(model: nn.Module, batch: Batch, loss: Loss | None) -> Step:

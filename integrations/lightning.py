@@ -65,7 +65,10 @@ class FewbitCallback(Callback):
         super().__init__()
         self.preparation = Preparation(method, {"memory": memory, "error": error, "time": time}, refresh)
         if self.preparation.method is None and (inputs is None or loss is None):
-            raise FewbitError("a plan of a Lightning module takes inputs= and loss=, of its forward")
+            raise FewbitError(
+                "a plan of a Lightning module takes inputs= and loss=, of its forward, such as "
+                "inputs=lambda batch: batch[:1], loss=lambda y, batch: F.cross_entropy(y, batch[1])"
+            )
         self.inputs, self.loss = inputs, loss
         self.kept: Kept | None = None
         self._saved: Mapping[str, Any] = {}
@@ -92,7 +95,8 @@ class FewbitCallback(Callback):
             for logger in trainer.loggers:
                 logger.log_metrics(found, step=trainer.global_step)
         if trainer.is_global_zero:
-            print(self.preparation.announced(self.kept))
+            unmeasured = "" if measure else "; with inputs= and loss= this line has bytes, error and time"
+            print(self.preparation.announced(self.kept) + unmeasured)
         if self.preparation.fitted is not None:
             called: list[bool] = []
             self._watch = pl_module.register_forward_pre_hook(lambda *_: called.append(True)), called

@@ -1,6 +1,8 @@
 """Text in aligned columns."""
 
+import re
 from collections.abc import Iterable, Sequence
+from textwrap import wrap
 
 WIDTH = 100  # characters of a line of a report
 _NARROWEST = 12  # characters to which a column of names is cut, if lines are still too long
@@ -25,3 +27,10 @@ def columns(rows: Sequence[Sequence[str]], left: int, most: int | None = None) -
             for place, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         yield "  ".join(cells).rstrip()
+
+
+def wrapped_sizes(text: str) -> list[str]:
+    """Return text as indented lines of `WIDTH` characters at most, with each size on the line of its unit."""
+    kept_together = re.sub(r"(?<=\d) (?=[KMGT]?i?B\b)", "\N{NO-BREAK SPACE}", text)
+    lines = wrap(kept_together, WIDTH, initial_indent="  ", subsequent_indent="  ")
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]

@@ -133,10 +133,10 @@ def _rounded(x: Tensor, function: str, parameters: tuple[float, ...], key: str, 
         raise FewbitError("tables of kind stochastic work under no transform of torch.func: use shared or interval")
     check_dtype(x, function)
     at_once = x.is_cuda and is_plain(x)
-    return _AtRandom.apply(with_known_order(x), function, parameters, key, swapper, at_once)
+    return ActivationAtRandom.apply(with_known_order(x), function, parameters, key, swapper, at_once)
 
 
-class _AtRandom(torch.autograd.Function):
+class ActivationAtRandom(torch.autograd.Function):
     """x -> f(x), with codes of a table of kind `stochastic`; on a GPU `at_once`, by one kernel."""
 
     @staticmethod

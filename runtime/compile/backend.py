@@ -61,11 +61,16 @@ def fewbit(
     of_inductor = {name: value for name, value in (options or {}).items() if name.replace("-", "_") in known}
     chosen = CompileOptions.of({name: value for name, value in (options or {}).items() if name not in of_inductor})
     patches = {**_patches(chosen), **(list_mode_options(mode) if mode else {}), **of_inductor}
-    return compile_graph(model, inputs, chosen, patches)
+    return compile_graph(model, inputs, chosen, patches, options)
 
 
 def compile_graph(
-    model: fx.GraphModule, inputs: Sequence[Any], options: CompileOptions, patches: Mapping[str, Any], **how: Any
+    model: fx.GraphModule,
+    inputs: Sequence[Any],
+    options: CompileOptions,
+    patches: Mapping[str, Any],
+    asked: Mapping[str, Any] | None = None,
+    **how: Any,
 ) -> Any:
     """Compile a graph with changes of Inductor's configuration, and attribute its report to the graph's parameters.
 
@@ -74,6 +79,7 @@ def compile_graph(
         inputs: its inputs.
         options: those that `patches` were made of.
         patches: of Inductor's configuration.
+        asked: the options as a user gave them to `torch.compile`.
         how: further arguments of Inductor's `compile_fx`.
     """
     from torch._inductor.compile_fx import compile_fx
@@ -84,7 +90,7 @@ def compile_graph(
     model, finish = in_chunks(model)
     # With bits the partitioner computes again by the budget; without, torch's own does.
     budget = torch_budget(options.recompute) if options.bits is None else nullcontext()
-    with compiling(model, inputs, options), budget:
+    with compiling(model, inputs, options, asked), budget:
         compiled: Any = compile_fx(model, list(inputs), config_patches=dict(patches), **how)
     return compiled if finish is None else lambda *given: finish(given, compiled(*given))
 

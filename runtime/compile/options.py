@@ -88,6 +88,10 @@ class CompileOptions:
             rules = tuple((name, bits) for name, bits in self.bits.items() if ":" not in name)
             object.__setattr__(self, "_rules", rules)
         elif self.bits != "auto":
+            if isinstance(self.bits, str):
+                raise FewbitError(
+                    f"bits is 'auto', an integer from 1 to 8, a mapping by role or None, not {shown(self.bits)}"
+                )
             check_bits("bits", self.bits)
         if self.rounding not in ("stochastic", "nearest"):
             raise FewbitError(f"rounding is 'stochastic' or 'nearest', not {shown(self.rounding)}")

@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
@@ -137,7 +137,8 @@ def compile_report(model: nn.Module) -> CompileReport:
 
     Args:
         model: compiled with `backend="fewbit"`, or with `options=fewbit.inductor_options(…)`, and called once with
-            gradients. Parts of it may have been compiled by themselves.
+            gradients. Parts of it may have been compiled by themselves. Where it was compiled several times with other
+            options, what `torch.compile` returned has the graphs of its own options, and the model has all.
 
     Raises:
         FewbitError: nothing of the model has been compiled by fewbit yet, or torch found a compiled graph on disk whose
@@ -149,8 +150,12 @@ def compile_report(model: nn.Module) -> CompileReport:
         print(fewbit.compile_report(model))
     """
     own = {id(p) for p in model.parameters()}
-    partitioner = _partitioner_of(model)
-    records = [r for r in _RECORDS if r.is_of(own) or (partitioner is not None and r.partitioner is partitioner)]
+    kwargs, partitioner = _asked_of(model)
+    if partitioner is not None:
+        records = [r for r in _RECORDS if r.partitioner is partitioner]
+    else:
+        of_model = [r for r in _RECORDS if r.is_of(own)]
+        records = [r for r in of_model if kwargs is None or r.asked == kwargs.get("options")]
     found = [r.report for r in records if r.report is not None]
     if len(found) < len(records):
         raise FewbitError(
@@ -170,21 +175,30 @@ def report_by(partitioner: object) -> CompileReport:
     return CompileReport(tuple(r.report for r in _RECORDS if r.partitioner is partitioner and r.report is not None))
 
 
-def _partitioner_of(model: nn.Module) -> object | None:
-    """Return the partitioner that `inductor_options` gave to the compilation of `model`."""
+def _asked_of(model: nn.Module) -> tuple[Mapping[str, Any] | None, object | None]:
+    """Return what `torch.compile` gave to the backend fewbit with `model`, or the partitioner of `inductor_options`."""
     link = getattr(getattr(model, "dynamo_ctx", None), "callback", None)
-    while link is not None and not isinstance(getattr(link, "config", None), dict):
+    while link is not None:
+        if getattr(link, "compiler_name", None) == "fewbit" and isinstance(getattr(link, "kwargs", None), Mapping):
+            return link.kwargs, None
+        if isinstance(getattr(link, "config", None), dict):
+            return None, link.config.get("custom_partitioner_fn")
         link = getattr(link, "_torchdynamo_orig_backend", None) or getattr(link, "_torchdynamo_orig_callable", None)
-    return None if link is None else link.config.get("custom_partitioner_fn")
+    return None, None
 
 
 @dataclass(frozen=True)
 class _Record:
-    """A compiled graph; its report is None if it was in torch's cache, and no description of it on disk."""
+    """A compiled graph; its report is None if it was in torch's cache, and no description of it on disk.
+
+    `asked` are the options as `torch.compile` was given them, `key` tells the same graph under the same options.
+    """
 
     report: GraphReport | None
     partitioner: object
     parameters: tuple["weakref.ref[nn.Parameter]", ...] = ()
+    asked: Mapping[str, Any] | None = None
+    key: str = ""
 
     def is_of(self, parameters: set[int]) -> bool:
         return any((p := ref()) is not None and id(p) in parameters for ref in self.parameters)
@@ -200,7 +214,15 @@ class _Compilation:
 
     parameters: tuple["weakref.ref[nn.Parameter]", ...]
     key: str
+    asked: Mapping[str, Any] | None
     recorded: bool = field(default=False)
+
+    def add(self, report: GraphReport | None, partitioner: object) -> None:
+        """Keep a record, in place of those of an earlier compilation of this graph, as before a reset of Dynamo."""
+        if not self.recorded:
+            own = [id(ref()) for ref in self.parameters]
+            _RECORDS[:] = [r for r in _RECORDS if r.key != self.key or [id(ref()) for ref in r.parameters] != own]
+        _add(_Record(report, partitioner, self.parameters, self.asked, self.key))
 
 
 _RECORDS: list[_Record] = []
@@ -208,10 +230,12 @@ _compiling: ContextVar[_Compilation | None] = ContextVar("fewbit_compiling", def
 
 
 @contextmanager
-def compiling(graph: fx.GraphModule, inputs: Sequence[Any], options: CompileOptions) -> Iterator[None]:
+def compiling(
+    graph: fx.GraphModule, inputs: Sequence[Any], options: CompileOptions, asked: Mapping[str, Any] | None = None
+) -> Iterator[None]:
     """Attribute the graphs divided in this block to the parameters among `inputs`; read back what a cache spared."""
     parameters = tuple(weakref.ref(x) for x in inputs if isinstance(x, nn.Parameter))
-    current = _Compilation(parameters, _key(graph, inputs, options))
+    current = _Compilation(parameters, _key(graph, inputs, options), asked)
     token = _compiling.set(current)
     try:
         yield
@@ -219,7 +243,7 @@ def compiling(graph: fx.GraphModule, inputs: Sequence[Any], options: CompileOpti
         _compiling.reset(token)
     trains = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
     if not current.recorded and trains and options.bits is not None:  # else nothing is divided
-        _add(_Record(_read(current.key), None, parameters))
+        current.add(_read(current.key), None)
 
 
 def record(report: GraphReport, partitioner: object) -> None:
@@ -228,7 +252,7 @@ def record(report: GraphReport, partitioner: object) -> None:
     if current is None:
         _add(_Record(report, partitioner))
         return
-    _add(_Record(report, partitioner, current.parameters))
+    current.add(report, partitioner)
     describe(report)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from torch import nn
 
 from ...tables import FewbitError
-from ...tables.columns import WIDTH, columns
+from ...tables.columns import WIDTH, columns, wrapped_sizes
 from ...tables.errors import shown
 from ...tables.files import atomic_write
 from ...tables.json_format import dumps, read_json
@@ -392,7 +392,7 @@ class Plan:
             f"saved: {size_text(self.exact_saved)} exactly, {size_text(self.saved)} by this plan",
             f"peak: {size_text(peak.total)} ({peak.total:,} bytes), {size_text(self.exact_peak)} exactly",
             f"  {peak.moment}",
-            *wrap(made_of, WIDTH, initial_indent="  ", subsequent_indent="  "),
+            *wrapped_sizes(made_of),
             f"error of the gradient: {self.error:.3g}, of which {self.bias:.3g} does not average out",
             f"time of a step: {self.time:.3f} of the exact one, batch of {self.batch}",
             f"a plan could be better by {self.gap:.2%} at most",

@@ -6,7 +6,6 @@ is found: errors and times decide nothing.
 
 import copy
 from dataclasses import dataclass
-from textwrap import wrap
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from ...tables import FewbitError
-from ...tables.columns import WIDTH
+from ...tables.columns import wrapped_sizes
 from ...tables.sizes import parse_size, size_like
 from ..convert.measure import read_inputs
 from ..memory.peak import no_collection
@@ -60,7 +59,7 @@ class Fits:
             (
                 f"{answer}, {how}: the least is {least} of {given}, exactly it is {exact}",
                 f"the least, {self.least.moment}:",
-                *wrap(sizes, WIDTH, initial_indent="  ", subsequent_indent="  "),
+                *wrapped_sizes(sizes),
                 f"the error of its gradient, estimated from shapes: {self.error:.3g}",
             )
         )

@@ -15,6 +15,7 @@ def test_text_goes_to_standard_output_and_nothing_else(run, target):
     outcome = run("emit", "gelu", "--bits", "2", "--target", target)
     assert (outcome.status, outcome.err) == (0, "")
     assert outcome.out == export(fewbit.load_table("gelu", bits=2), target).decode()
+    assert run("emit", "gelu", "--bits", "2", "--target", target, "-o", "-") == outcome
 
 
 @pytest.mark.parametrize(("suffix", "target"), SUFFIXES.items())

@@ -4,7 +4,7 @@ import pytest
 import torch
 from backends import backend_of
 from fewbit.runtime import ops
-from fewbit.runtime.activations.dispatch import _AtRandom
+from fewbit.runtime.activations.dispatch import ActivationAtRandom
 from fewbit.runtime.backends.cpu import rounding as cpu
 from fewbit.runtime.backends.cuda import rounding as cuda
 from fewbit.runtime.backends.cuda.codegen.compiler import compile_source
@@ -71,7 +71,7 @@ def test_what_one_kernel_saved_makes_the_same_gradient(monkeypatch):
     for at_once in (False, True):
         torch.manual_seed(0)
         leaf = x.clone().requires_grad_()
-        _AtRandom.apply(leaf, "gelu", (), key, None, at_once).nansum().backward()
+        ActivationAtRandom.apply(leaf, "gelu", (), key, None, at_once).nansum().backward()
         gradients.append(leaf.grad)
     assert torch.equal(*gradients)
 

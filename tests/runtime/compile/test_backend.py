@@ -355,7 +355,7 @@ class TestOptions:
         ("options", "words"),
         [
             ({"bits": 9}, "bits is an integer from 1 to 8"),
-            ({"bits": "four"}, "bits is an integer"),
+            ({"bits": "four"}, "bits is 'auto', an integer from 1 to 8, a mapping by role or None, not 'four'"),
             ({"bits": True}, "bits is an integer"),
             ({"bits": {"linear": 0}}, "bits of 'linear'"),
             ({"rounding": "up"}, "'stochastic' or 'nearest'"),
