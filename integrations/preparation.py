@@ -79,7 +79,7 @@ class Preparation:
             return "plan for " + ", ".join(f"{name} {value}" for name, value in self.limits.items())
         words = method_text(self._options, self.method.get("saved")) if self._options or "saved" in self.method else ""
         bits = self.method.get("checkpoint")
-        return ", ".join(part for part in (words, bits and f"checkpoints in {bits} bits") if part) or "exact"
+        return ", ".join(part for part in (words, bits and f"checkpoints {bits} bits") if part) or "exact"
 
     @property
     def _options(self) -> dict[str, Any]:
