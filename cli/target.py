@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from ..tables import FewbitError
-from ..tables.names import nearest_names
+from ..tables.names import nearest_hint
 
 FORMS = "package.module:function or file.py:function"
 
@@ -39,8 +39,7 @@ def load_target(text: str) -> Callable[..., Any]:
     try:
         found = reduce(getattr, name.split("."), module)
     except AttributeError:
-        near = nearest_names(name, [key for key, value in vars(module).items() if callable(value)])
-        hint = f"; nearest: {', '.join(near)}" if near else ""
+        hint = nearest_hint(name, [key for key, value in vars(module).items() if callable(value)])
         raise FewbitError(f"{place} has no {name!r}{hint}") from None
     if not callable(found):
         raise FewbitError(f"{text} is not a function but of type {type(found).__name__}")

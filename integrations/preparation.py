@@ -31,7 +31,7 @@ from ..runtime.saved.checkpoint import checkpoint, compute_once, undo_checkpoint
 from ..runtime.saved.hooks import compress_saved_tensors
 from ..tables import FewbitError
 from ..tables.errors import shown
-from ..tables.names import nearest_names
+from ..tables.names import nearest_hint
 from .kept import Beside, Kept, beside_exact, exact_twin, kept
 
 _OWN = ("saved", "checkpoint")
@@ -66,9 +66,9 @@ class Preparation:
             raise FewbitError(f"method is a mapping of options, not {shown(self.method)}")
         for name in self.method or ():
             if name not in (*OPTIONS, *_OWN):
-                near = nearest_names(str(name), [*OPTIONS, *_OWN])
-                hint = f"; nearest: {', '.join(near)}" if near else ""
-                raise FewbitError(f"method has no option {shown(name)}: {', '.join((*OPTIONS, *_OWN))}{hint}")
+                accepted = (*OPTIONS, *_OWN)
+                hint = nearest_hint(str(name), accepted)
+                raise FewbitError(f"method has no option {shown(name)}: {', '.join(accepted)}{hint}")
         if self.refresh is not None and self.method is not None:
             raise FewbitError("refresh= is for plans: give memory=")
 

@@ -69,6 +69,12 @@ def find_name(name: str, known: Iterable[str]) -> str | None:
     return by_key.get(_key(name))
 
 
+def nearest_hint(name: object, known: Iterable[str], otherwise: str = "") -> str:
+    """Return the end of a message on an unknown name: ``; nearest: gelu, silu``, or `otherwise` where none is near."""
+    near = nearest_names(name, known) if isinstance(name, str) else []
+    return f"; nearest: {', '.join(near)}" if near else otherwise
+
+
 def nearest_names(name: str, known: Iterable[str]) -> list[str]:
     """Return up to three members of `known` with a similar spelling, nearest first."""
     by_key = {_key(k): k for k in known}

@@ -17,7 +17,7 @@ from ...cli.progress import with_progress
 from ...runtime.activations import modules
 from ...tables import FewbitError, Table
 from ...tables.columns import columns
-from ...tables.names import find_name, nearest_names
+from ...tables.names import find_name, nearest_hint
 from .activation_cuda import cuda_report
 from .report import MET, Report, bench_command, rounds_option, this_machine
 from .timing import repeated, take_turns
@@ -271,9 +271,8 @@ def _runner(module: nn.Module, which: str, x: Tensor, grad: Tensor) -> Callable[
 def _module_name(name: str) -> str:
     found = find_name(name, ACTIVATIONS)
     if found is None:
-        near = nearest_names(name, ACTIVATIONS)
-        hint = f"nearest: {', '.join(near)}" if near else f"there are {', '.join(ACTIVATIONS)}"
-        raise FewbitError(f"no module {name!r} to measure; {hint}")
+        hint = nearest_hint(name, ACTIVATIONS, f"; there are {', '.join(ACTIVATIONS)}")
+        raise FewbitError(f"no module {name!r} to measure{hint}")
     return found
 
 

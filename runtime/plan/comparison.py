@@ -21,7 +21,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from ...tables import FewbitError
-from ...tables.names import nearest_names
+from ...tables.names import nearest_hint
 from ...tables.table import check_bits
 from ..activations.catch import few_bit
 from ..activations.table_lookup import DEFAULT_BITS
@@ -264,8 +264,7 @@ def _sorted_out(
     parameters = [name for name, p in inspect.signature(model.forward).parameters.items() if p.kind in by_name]
     for name in others:
         if name not in parameters:
-            near = nearest_names(name, [*OPTIONS, *_OWN, *parameters])
-            hint = f"; nearest: {', '.join(near)}" if near else ""
+            hint = nearest_hint(name, (*OPTIONS, *_OWN, *parameters))
             raise FewbitError(
                 f"{name!r} is neither an option of convert ({', '.join(OPTIONS)}) nor a named parameter of the "
                 f"forward of {type(model).__name__}{hint}. What it takes beyond those goes into model_kwargs={{…}}"

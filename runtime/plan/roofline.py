@@ -11,7 +11,7 @@ from torch.utils.module_tracker import ModuleTracker
 
 from ...tables import FewbitError
 from ...tables.errors import shown
-from ...tables.names import nearest_names
+from ...tables.names import nearest_hint
 from ..tensors.leaves import tensors_among
 from .problem import GROUPS, OUTLIERS, ROTATED
 from .seconds import Changed, Speeds
@@ -56,9 +56,9 @@ DEVICES = {
 def device_of(name: str) -> Device:
     """Return the GPU of a name in `DEVICES`; raise FewbitError if there is none."""
     if not (isinstance(name, str) and name in DEVICES):
-        near = nearest_names(name, [*DEVICES]) if isinstance(name, str) else []
-        hint = f"; nearest: {', '.join(near)}" if near else ""
-        raise FewbitError(f"{shown(name)} is no GPU that fewbit knows: {', '.join(DEVICES)}{hint}")
+        raise FewbitError(
+            f"{shown(name)} is no GPU that fewbit knows: {', '.join(DEVICES)}{nearest_hint(name, DEVICES)}"
+        )
     return DEVICES[name]
 
 

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from ...tables import FewbitError
 from ...tables.errors import shown
-from ...tables.names import nearest_names
+from ...tables.names import nearest_hint
 from ..memory.storages import bytes_of
 from ..saved.checkpoint import outermost_blocks
 
@@ -100,10 +100,10 @@ def static_bytes(model: nn.Module, optimizer: str | torch.optim.Optimizer) -> St
         # As torch chooses: one parameter after another on the CPU, all of them at once on a GPU.
         is_fused, one_by_one = bool(group.get("fused")), on_cpu or group.get("foreach") is False
     if updates is None:
-        near = nearest_names(optimizer, [*OPTIMIZERS]) if isinstance(optimizer, str) else []
-        hint = f"; nearest: {', '.join(near)}" if near else ""
         said = shown(optimizer if isinstance(optimizer, str) else type(optimizer).__name__)
-        raise FewbitError(f"{said} is no optimizer that fewbit knows: {', '.join(OPTIMIZERS)}{hint}")
+        raise FewbitError(
+            f"{said} is no optimizer that fewbit knows: {', '.join(OPTIMIZERS)}{nearest_hint(optimizer, OPTIMIZERS)}"
+        )
     alone = max((updates.own * b + updates.before * a for a, b in pairwise([0, *trained])), default=0)
     update = 0 if is_fused else alone if one_by_one else updates.together * sum(trained)
     update += _NUMBERS

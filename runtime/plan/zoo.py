@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ...tables import FewbitError
-from ...tables.names import find_name, nearest_names
+from ...tables.names import find_name, nearest_hint
 
 ATTENTIONS = ("sdpa", "eager")
 
@@ -210,7 +210,6 @@ def inputs(name: str, batch: int = 1, size: int | None = None, dtype: torch.dtyp
 def _entry(name: str) -> Entry:
     found = find(name)
     if found is None:
-        near = nearest_names(name, ENTRIES)
-        hint = f"nearest: {', '.join(near)}" if near else f"there are {', '.join(ENTRIES)}"
-        raise FewbitError(f"no built-in model {name!r}; {hint}")
+        hint = nearest_hint(name, ENTRIES, f"; there are {', '.join(ENTRIES)}")
+        raise FewbitError(f"no built-in model {name!r}{hint}")
     return ENTRIES[found]
