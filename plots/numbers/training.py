@@ -51,6 +51,12 @@ def _bits(number: int) -> str:
     return "1 bit" if number == 1 else f"{number} bits"
 
 
+def _docstrings(file: Mapping[str, Any]) -> Iterator[str]:
+    less = gaps(file["rows"], "accuracy", ("variant", "exact"), ("seed",), variant="L2")
+    assert max(abs(less.low), abs(less.high)) <= 0.01
+    yield f"`docstrings.json`): {gap(less, scale=100)}, equal"
+
+
 def _finetuning(file: Mapping[str, Any]) -> Iterator[str]:
     rows = file["rows"]
     kept = {variant: mean(of(rows, variant=variant), "kept") for variant in {r["variant"] for r in rows}}
@@ -198,6 +204,7 @@ def _rescue(file: Mapping[str, Any]) -> Iterator[str]:
 TRAINING = (
     Source("plots/results/curves.md", ("curves.json",), _curves),
     Source("plots/results/finetuning.md", ("finetuning.json",), _finetuning),
+    Source("plots/results/finetuning.md", ("docstrings.json",), _docstrings),
     Source("plots/results/accuracy.md", ("accuracy.json",), _accuracy),
     Source("plots/results/depth.md", ("depth.json",), _depth),
     Source("plots/results/vquant_rescue.md", ("vquant_rescue.json",), _rescue),

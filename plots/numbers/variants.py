@@ -131,15 +131,32 @@ def _trainer(file: File) -> Iterator[str]:
     assert counts == [("whole", "hooks, 4 bits"), ("LoRA", "hooks, 4 bits"), ("LoRA", "plan, error 0.1")], counts
 
 
-def _two_bits(file: File) -> Iterator[str]:
+def _two_bits(
+    file: File, variants: Sequence[str] = ("exact, nudged", "3 bits", "2 bits", "2 bits, groups")
+) -> Iterator[str]:
     for key, name in (("gpt2", "GPT-2"), ("llama", "Llama")):
         rows = [{**r, "variant": r["variant"].split(": ")[1]} for r in file["runs"] if r["variant"].startswith(key)]
         exact = mean(of(rows, variant="exact"), "saved_bytes")
-        for variant in ("exact, nudged", "3 bits", "2 bits", "2 bits, groups"):
+        for variant in variants:
             each, less = of_each_seed(rows, variant), losses_less_exact(rows, variant)
             share = plain(mean(of(rows, variant=variant), "saved_bytes") / exact, 3)
             found = f"{signed(less.mean, 3)} ± {plain(less.half, 3)}"
             yield row(f"{name}, {variant}", share, " ".join(signed(d, 3) for d in each), found)
+
+
+def _auto(file: File) -> Iterator[str]:
+    return _two_bits(file, ("exact, nudged", "4 bits, scores 6"))
+
+
+def _elsewhere(file: File) -> Iterator[str]:
+    for model, name in (("lora", "LoRA"), ("vit", "ViT"), ("cnn", "CNN")):
+        rows = of(file["rows"], model=model)
+        exact = mean(of(rows, way="exact"), "saved")
+        for way in dict.fromkeys(r["way"] for r in rows if r["way"] != "exact"):
+            share = plain(mean(of(rows, way=way), "saved") / exact, 3)
+            less = gaps(rows, "loss", ("way", "exact"), ("seed",), way=way)
+            said = verdict(less).replace("above", "refuted")
+            yield row(name, way, share, f"{signed(less.mean, 4)} ± {plain(less.half, 4)}", said)
 
 
 def _two_bits_on_a_gpu(file: File) -> Iterator[str]:
@@ -323,7 +340,9 @@ VARIANTS = (
     Source("plots/results/gated-mlps.md", ("training-glu.json", "glu-bits.json", "memory-glu.json"), _gated),
     Source("plots/results/trainer.md", ("trainer-callback.json",), _trainer),
     Source("plots/results/two_bits.md", ("training-two-bits.json",), _two_bits),
+    Source("plots/results/two_bits.md", ("training-auto.json",), _auto),
     Source("plots/results/two_bits.md", ("two_bits.json",), _two_bits_on_a_gpu),
+    Source("plots/results/two_bits_elsewhere.md", ("two_bits_elsewhere.json",), _elsewhere),
     Source("plots/results/two_bits.md", ("group-codes.json",), _group_codes),
     Source("plots/results/two_bits.md", ("auto-candidates.json",), _auto_candidates),
     Source("plots/results/compiled.md", ("training-compiled.json",), _compiled),

@@ -38,6 +38,7 @@ MakeModel = Callable[[Size], nn.Module]
 SETTINGS = Settings(
     steps=600, batch=8, learning_rate=3e-3, size=Size(width=96, depth=4, heads=4, context=128), validation_windows=256
 )
+_ROLES = ("linear", "factor", "probabilities", "attention", "nonlinear")
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "exact": {"bits": None},
     "exact, nudged": {"bits": None},
@@ -48,6 +49,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "3 bits": {"bits": 3},
     "2 bits": {"bits": 2},
     "2 bits, groups": {"bits": 2, "quantizer": "groups"},
+    "4 bits, scores 6": {"bits": {**dict.fromkeys(_ROLES, 4), "scores": 6}, "recompute_attention": False},
 }
 MODELS: Mapping[str, Callable[[Settings], tuple[MakeModel, Corpus]]] = {
     "gpt2": lambda settings: (GPT2, _programs()),
