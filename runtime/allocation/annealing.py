@@ -57,7 +57,10 @@ class ActivationAnnealing:
 
     def __init__(self, model: nn.Module, schedule: Iterable[Sequence[Any]]) -> None:
         self.last_epoch = 0
-        self._modules = [module for module in model.modules() if _is_scheduled(module)]
+        relus = [m for m in model.modules() if isinstance(m, ValueAwareReLU)]
+        layers = [m for m in model.modules() if isinstance(m, CompressedLayer)]
+        kinds = (OutlierSaver, ScheduledExact)
+        self._modules = [*relus, *(layer for layer in layers if isinstance(layer.saver, kinds))]
         if not self._modules:
             raise FewbitError("the model saves nothing by V-Quant: call fewbit.convert(model, outliers=0.02) first")
         self.schedule = self._checked(schedule)
@@ -114,11 +117,6 @@ class ActivationAnnealing:
 
 class ScheduledExact(ExactSaver):
     """Saves tensors as they are until the schedule sets bits."""
-
-
-def _is_scheduled(module: nn.Module) -> bool:
-    layer = isinstance(module, CompressedLayer) and isinstance(module.saver, OutlierSaver | ScheduledExact)
-    return layer or isinstance(module, ValueAwareReLU)
 
 
 def _phases(schedule: Any) -> tuple[Phase, ...]:

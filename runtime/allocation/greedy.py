@@ -81,21 +81,14 @@ def allocate(sensitivity: Any, elements: Any, budget: float, variances: np.ndarr
     w = problem.w / scale  # against underflow and overflow
     D = problem.D
     order = np.argsort(-(w / D), kind="stable")
-    bits, λ, bound = _take_steps(w, D, order, problem.budget - int(D.sum()), variances)
+    bits = np.full(len(w), LEAST, np.int64)
+    λ, before, missing = _fill(w, D, order, problem.budget - int(D.sum()), bits, variances)
+    bound = before - λ * missing  # on the variance; λ is 0 if all steps with a gain fit
     value = float((w * variances[bits - LEAST]).sum())
     if λ > 0 and value > bound * (1 + GAP):
         bits = _search(w, D, problem.budget, bits, λ, bound, variances)
         _fill(w, D, order, problem.budget - int((D * bits).sum()), bits, variances)
     return bits.reshape(problem.shape)
-
-
-def _take_steps(
-    w: np.ndarray, D: np.ndarray, order: np.ndarray, spare: int, variances: np.ndarray
-) -> tuple[np.ndarray, float, float]:
-    """Return the greedy bits, λ and the lower bound; λ is 0 if all steps with a gain fit."""
-    bits = np.full(len(w), LEAST, np.int64)
-    λ, before, missing = _fill(w, D, order, spare, bits, variances)
-    return bits, λ, before - λ * missing
 
 
 @njit(cache=True)
