@@ -137,7 +137,7 @@ def _two_bits_in_the_text(file: File) -> Iterator[str]:
     yield f"p = {short(three.p, 2)})"
     yield f"the Llama at {shorter(losses_less_exact(runs['llama'], '3 bits').mean, 3)}"
     llama, gpt2 = (losses_less_exact(runs[model], "2 bits, groups", "2 bits") for model in _MODELS)
-    yield f"is worth {short(llama.mean, 3)} of loss to the Llama (p = {short(llama.p, 3)})"
+    yield f"is worth {short(llama.mean, 3)} of loss to the Llama (p = {short(llama.p, 4)})"
     yield f"nothing to GPT-2 ({short(gpt2.mean, 3)}, p = {short(gpt2.p, 2)})"
 
 
