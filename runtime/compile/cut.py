@@ -99,7 +99,14 @@ def annotate(roles: Mapping[fx.Node, Role], options: CompileOptions, less: int =
         options: of the backend.
         less: number of bits by which each value has fewer than `options` say, but for the last one.
     """
-    tables = _tables(roles, options, less)
+    factors = [node for node, role in roles.items() if role is Role.FACTOR] if options.tables else []
+    tables: dict[fx.Node, Table | None] = {}
+    if factors:
+        graph = factors[0].graph
+        arguments, sources = arguments_of(graph), arguments_of(graph, through_views=True)
+        for node in factors:
+            bits, x = options.bits_for(Role.FACTOR, module_names(node)), arguments[node]
+            tables[node] = None if bits is None else table_of(node, x, sources[x], max(1, bits - less))
     for node, role in roles.items():
         node.meta[_KEY] = _choose(node, role, tables.get(node), options, less)
 
@@ -108,22 +115,6 @@ def is_any_rounded(nodes: Iterable[fx.Node]) -> bool:
     """Return whether `annotate` gave any of the nodes codes that round its value."""
     choices = map(choice_of, nodes)
     return any(choice is not None and choice.bits is not None and choice.role in ROUNDED for choice in choices)
-
-
-def _tables(roles: Mapping[fx.Node, Role], options: CompileOptions, less: int) -> dict[fx.Node, Table]:
-    """Return the tables of factors, as far as they have and are to have one."""
-    factors = [node for node, role in roles.items() if role is Role.FACTOR]
-    if not factors or not options.tables:
-        return {}
-    graph, found = factors[0].graph, {}
-    arguments, sources = arguments_of(graph), arguments_of(graph, through_views=True)
-    for node in factors:
-        bits = options.bits_for(Role.FACTOR, module_names(node))
-        x = arguments[node]
-        table = None if bits is None else table_of(node, x, sources[x], max(1, bits - less))
-        if table is not None:
-            found[node] = table
-    return found
 
 
 def _choose(node: fx.Node, role: Role, table: Table | None, options: CompileOptions, less: int) -> Choice:

@@ -235,9 +235,7 @@ class _Product:
 def merge(graph: fx.Graph, bits: int) -> None:
     """Write the factors of a joint graph's gradients that are functions of one value, and have a table, as one factor.
 
-    Args:
-        graph: of both passes.
-        bits: of the table's codes.
+    The table has codes of so many `bits`.
     """
     of_gradient, arguments = of_gradients(graph), arguments_of(graph)
     sources = arguments_of(graph, through_views=True)
@@ -301,7 +299,7 @@ def _combine(
     if name is aten.mul and products[0] is None:
         values.reverse()
         products.reverse()
-    values = [_number(value) for value in values]
+    values = [float(v.args[-1]) if isinstance(v, fx.Node) and _is_constant(v) else v for v in values]  # pyright: ignore[reportArgumentType]
     factors = [value if product is None else product.factor for product, value in zip(products, values, strict=True)]
     if name is aten.neg:
         factors.append(-1.0)
@@ -334,11 +332,6 @@ def _fits(node: fx.Node, product: _Product) -> bool:
     assert g is not None and d is not None
     shapes = {shape_of(node), shape_of(product.gradient), shape_of(product.argument or node)}
     return g.dtype == d.dtype and len(shapes) == 1
-
-
-def _number(value: Any) -> Any:
-    """Return the number of a constant node; anything else as it is."""
-    return float(value.args[-1]) if isinstance(value, fx.Node) and _is_constant(value) else value  # pyright: ignore[reportArgumentType]
 
 
 _OF_NUMBERS = {aten.mul: operator.mul, aten.div: operator.truediv, aten.add: operator.add, aten.sub: operator.sub}

@@ -13,11 +13,7 @@ def after_last_use(node: fx.Node, order: Mapping[fx.Node, int]) -> fx.Node:
 
     A value is read through views, too; and a pointwise operation whose only use is another one reads it there, as
     compilers fuse them. Pointwise operations that follow are in that kernel. What only the output reads is quantized
-    behind its own kernel.
-
-    Args:
-        node: the value.
-        order: places of the graph's nodes.
+    behind its own kernel. `order` has the places of the graph's nodes.
     """
     last, found = node, [(node, False)]
     while found:
@@ -39,12 +35,7 @@ def after_last_use(node: fx.Node, order: Mapping[fx.Node, int]) -> fx.Node:
 
 
 def before_first_use(node: fx.Node, order: Mapping[fx.Node, int]) -> fx.Node:
-    """Return the node before which a value is dequantized: the first pointwise one of the kernel that reads it first.
-
-    Args:
-        node: the value.
-        order: places of the graph's nodes.
-    """
+    """Return the node before which a value is dequantized: the first one of the kernel that reads it first."""
     first = min(node.users, key=order.__getitem__)
     while _is_in_run(first.prev):
         first = first.prev

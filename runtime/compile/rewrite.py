@@ -13,6 +13,7 @@ from torch._inductor import config, inductor_prims
 
 from ...tables import FewbitError
 from .. import ops
+from ..tensors.dtypes import name_of
 from ..tensors.table_registry import table_text
 from .codes import (
     Form,
@@ -345,7 +346,7 @@ def _row(node: fx.Node, choice: Choice | None, parts: Sequence[fx.Node]) -> Save
         module=(module_names(node) or ("",))[-1],
         source=":".join(lines[-1]) if lines else "",
         shape=tuple(s if isinstance(s, int) else str(s) for s in x.shape),
-        dtype=str(x.dtype).removeprefix("torch."),
+        dtype=name_of(x.dtype),
         role=choice.role.value if choice else Role.OTHER.value,
         bits=choice.bits if choice else None,
         exact_bytes=nbytes_of(node),

@@ -192,18 +192,16 @@ def classify(graph: fx.Graph, parameters: Collection[fx.Node] = ()) -> dict[fx.N
 
 
 def _rounded_role(node: fx.Node, sinks: frozenset[Role]) -> Role:
+    """Return the most delicate of the uses of a value, which enters linearly in all others."""
     exact = (Role.EXPONENT, Role.POLE, Role.PERIODIC, Role.STATISTIC, Role.OTHER)
     for role in (*exact, Role.SCORES, Role.NONLINEAR, Role.ATTENTION):
         if role in sinks:
             return role
-    return Role.PROBABILITIES if _is_probability(node) else Role.LINEAR
-
-
-def _is_probability(node: fx.Node) -> bool:
-    """Return whether the value is an exponential, perhaps divided by its sum."""
+    # A probability is an exponential, perhaps divided by its sum.
     while is_view(node) or packet(node) in (prims.convert_element_type, aten._to_copy, aten.clone, aten.div, aten.mul):
         node = node.all_input_nodes[0]
-    return packet(node) in EXPONENTIALS or packet(node) in (aten._softmax, aten.sigmoid)
+    is_probability = packet(node) in EXPONENTIALS or packet(node) in (aten._softmax, aten.sigmoid)
+    return Role.PROBABILITIES if is_probability else Role.LINEAR
 
 
 def _calls_a_graph(node: fx.Node) -> bool:

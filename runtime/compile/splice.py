@@ -35,7 +35,9 @@ class Splicer:
             inputs: nodes whose values are tensors.
         """
         values = [node.meta["val"] for node in inputs]
-        key = (function.func, tuple(sorted(function.keywords.items())), *map(_form, values))
+        # What a trace depends on; of symbols, their names.
+        forms = ((tuple(map(str, x.shape)), tuple(map(str, x.stride())), x.dtype, x.device) for x in values)
+        key = (function.func, tuple(sorted(function.keywords.items())), *forms)
         if key not in self._traced:
             self._traced[key] = _traced(function, values)
         traced = self._traced[key]
@@ -48,11 +50,6 @@ class Splicer:
                 copies[node] = copy = graph.node_copy(node, copies.__getitem__)
                 copy.meta = {key: node.meta[key] for key in ("val", "tensor_meta") if key in node.meta}
         raise AssertionError("a graph ends with its output")
-
-
-def _form(x: Tensor) -> Hashable:
-    """Return what the trace of a function depends on; of symbols, their names."""
-    return tuple(map(str, x.shape)), tuple(map(str, x.stride())), x.dtype, x.device
 
 
 def _traced(function: Callable[..., Any], values: list[Tensor]) -> fx.GraphModule:

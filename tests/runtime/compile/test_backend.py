@@ -255,7 +255,10 @@ class TestGoesTogetherWith:
             few = model
         else:
             few = few_bits(model, bits=8)
-        exact_loss, true = gradients(_without_compilation(model), x)
+        plain = copy.deepcopy(model)
+        for module in plain.modules():
+            module._compiled_call_impl = None
+        exact_loss, true = gradients(plain, x)
         loss, near = gradients(few, x)
         assert torch.allclose(loss, exact_loss) and (near - true).norm() < 0.03 * true.norm()
 
@@ -341,13 +344,6 @@ class TestGoesTogetherWith:
     def test_a_budget_out_of_reach_is_refused_in_one_line(self):
         with pytest.raises(BackendCompilerFailed, match=r"1 bit for each value takes .* bytes, the budget is 1,000"):
             few_bits(LanguageModel(), budget=1000)(TOKENS)
-
-
-def _without_compilation(model):
-    plain = copy.deepcopy(model)
-    for module in plain.modules():
-        module._compiled_call_impl = None
-    return plain
 
 
 class TestOptions:
