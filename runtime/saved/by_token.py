@@ -68,17 +68,13 @@ class _Following(TorchDispatchMode):
         if not _is_by_row(func, args, kwargs or {}, own, own_or_by_row):
             raise ValueError(f"{func} may mix rows")
         for t in tree_leaves(result):
-            if not isinstance(t, Tensor) or not self._has_rows(t):
+            sizes = [*t.shape] if isinstance(t, Tensor) else []
+            while sizes[:1] == [1]:
+                sizes.pop(0)
+            if sizes[:1] != [self._count] or sizes.count(self._count) > 1:  # rows are (1, …, 1, tokens, …)
                 raise ValueError(f"{func} returns no rows")
             self.rows[id(t)] = t
         return result
-
-    def _has_rows(self, t: Tensor) -> bool:
-        """Return whether a tensor is (1, …, 1, tokens, …)."""
-        sizes = [*t.shape]
-        while sizes and sizes[0] == 1:
-            sizes.pop(0)
-        return bool(sizes) and sizes[0] == self._count and sizes.count(self._count) == 1
 
 
 def _is_by_row(func: Any, args: Any, kwargs: Any, own: list[Tensor], others: list[Tensor]) -> bool:

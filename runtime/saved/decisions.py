@@ -100,8 +100,9 @@ class Deciding(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        is_ours = sys._getframe(1).f_globals.get("__name__", "").startswith(_OURS)
-        if is_ours or func in _SMOOTH or getattr(func, "__name__", "") == "__get__":
+        if func in _SMOOTH or getattr(func, "__name__", "") == "__get__":
+            return func(*args, **kwargs)
+        if sys._getframe(1).f_globals.get("__name__", "").startswith(_OURS):
             return func(*args, **kwargs)
         if self.again is None:
             with _Operators(self):  # kept, it would be a cycle, which keeps a block's codes until it is collected

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -176,7 +176,7 @@ class _Hooks(torch.autograd.graph.saved_tensors_hooks):
         pack: Any = disable(self._pack)
         unpack: Any = disable(_unpack)
         super().__init__(pack, unpack)
-        self._mode = _Mode(self._running, _Attention(store.chooser, store.smallest))
+        self._mode = _Mode(self._running, store.chooser, store.smallest)
 
     def __enter__(self) -> None:
         self._mode.__enter__()
@@ -217,18 +217,22 @@ class _Running(threading.local):
     rule: Rule = Rule()
 
 
-@dataclass(frozen=True)
-class _Attention:
-    """Asks a chooser about each `scaled_dot_product_attention`.
+class _Mode(TorchFunctionMode):
+    """Record the torch function that is running, and ask the chooser about each `scaled_dot_product_attention`."""
 
-    Attributes:
-        chooser, smallest: as for `compress_by`.
-    """
+    def __init__(self, running: _Running, chooser: Chooser, smallest: int) -> None:
+        super().__init__()
+        self.running, self.chooser, self.smallest = running, chooser, smallest
 
-    chooser: Chooser
-    smallest: int
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.compiler.is_compiling():
+            return func(*args, **kwargs)
+        if func is F.scaled_dot_product_attention and self._asks(args, kwargs):
+            return self._attend(*args, **kwargs)
+        return self._run(func, *args, **kwargs)
 
-    def takes(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    def _asks(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Return whether the chooser is asked: neither in the gradient of attention itself, nor for masks that are
         trained, as T5's, whose gradient is torch's, nor in a checkpoint, which saves as much the second time, outside
         of the context, nor for tensors that are not plain memory, as jagged ones."""
@@ -239,31 +243,15 @@ class _Attention:
             return False
         return operands[0].numel() >= self.smallest and not is_recomputing() and not in_checkpoint()
 
-    def __call__(self, func: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Return the attention that the chooser wants: `func`, torch's, or the one that is computed again."""
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the attention that the chooser wants: torch's, or the one that is computed again."""
         saver = self.chooser.attend(query, key, value)
         if saver is None:
-            output = func(query, key, value, *args, **kwargs)
+            output = self._run(F.scaled_dot_product_attention, query, key, value, *args, **kwargs)
         else:
             output = scaled_dot_product_attention(query, key, value, saver, *args, **kwargs)
         self.chooser.attended(output)
         return output
-
-
-class _Mode(TorchFunctionMode):
-    """Record the torch function that is running, and replace attention."""
-
-    def __init__(self, running: _Running, attention: _Attention) -> None:
-        super().__init__()
-        self.running, self.attention = running, attention
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if torch.compiler.is_compiling():
-            return func(*args, **kwargs)
-        if func is F.scaled_dot_product_attention and self.attention.takes(args, kwargs):
-            return self.attention(partial(self._run, func), *args, **kwargs)
-        return self._run(func, *args, **kwargs)
 
     def _run(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         running = self.running
