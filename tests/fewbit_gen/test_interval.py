@@ -2,24 +2,12 @@ from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
+from cell_problems import ROUNDING, plain_programme, problem
 from fewbit.fewbit_gen import parse_activation, parse_weight
 from fewbit.fewbit_gen.interval import solve_interval
 from fewbit.fewbit_gen.moments import Moments
 from hypothesis import given
 from hypothesis import strategies as st
-
-# The solvers see costs through differences of prefix sums: good to this part of ∫ g² w.
-ROUNDING = 1e-13
-
-
-def problem(values, weights, within=None):
-    """A grid of unit cells with these means, masses and variances; f' itself is never asked."""
-    values, weights = np.asarray(values, float), np.asarray(weights, float)
-    within = np.zeros_like(values) if within is None else np.asarray(within, float)
-    cells = np.stack([weights, values * weights, (values**2 + within) * weights])
-    prefix = np.concatenate([np.zeros((3, 1)), np.cumsum(cells, axis=1)], axis=1)
-    gelu, uniform = parse_activation("gelu"), parse_weight("uniform:0,1")
-    return Moments(gelu, uniform, np.arange(values.size + 1.0), 0.0, cells, prefix)
 
 
 def segment(moments, j, i):
@@ -38,22 +26,6 @@ def least_cost(moments, K):
     n = moments.edges.size - 1
     choices = combinations(range(1, n), min(K, n) - 1)
     return min(cost(moments, moments.edges[list(choice)]) for choice in choices)
-
-
-def plain_layers(prefix, K):
-    """DP(n, K) as the paper writes it, without a block, a bound or a shortcut."""
-    w, fw, f2 = prefix
-
-    def T(j, i):
-        dw, dfw = w[i] - w[j], fw[i] - fw[j]
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return np.maximum(0, np.where(dw > 0, f2[i] - f2[j] - dfw * dfw / dw, 0))
-
-    n = w.size - 1
-    best = np.array([T(0, i) for i in range(n + 1)])
-    for _ in range(1, K):
-        best = np.array([np.min(best[: i + 1] + T(np.arange(i + 1), i)) for i in range(n + 1)])
-    return best[-1]
 
 
 cells = st.integers(1, 12).flatmap(
@@ -89,7 +61,7 @@ def test_is_as_good_as_the_plain_programme(shape, K):
     }[shape]
     weights = rng.uniform(size=n) * (rng.uniform(size=n) > (0.5 if shape == "gaps" else 0.0))
     moments = problem(values, weights, within=0.01 * rng.uniform(size=n))
-    expected = plain_layers(moments.prefix, K)
+    expected = plain_programme(moments.prefix, K)
     assert abs(cost(moments, solve_interval(moments, K)) - expected) <= ROUNDING * moments.prefix[2, -1]
 
 
@@ -99,7 +71,7 @@ def test_is_as_good_as_the_plain_programme(shape, K):
 def test_is_as_good_as_the_plain_programme_on_activations(activation, weight):
     moments = Moments.of(parse_activation(activation), parse_weight(weight), 600)
     for K in (2, 3, 5, 16):
-        expected = plain_layers(moments.prefix, K)
+        expected = plain_programme(moments.prefix, K)
         assert abs(cost(moments, solve_interval(moments, K)) - expected) <= ROUNDING * moments.prefix[2, -1]
 
 

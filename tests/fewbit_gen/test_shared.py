@@ -2,23 +2,10 @@ from itertools import combinations, product
 
 import numpy as np
 import pytest
-from fewbit.fewbit_gen import parse_activation, parse_weight
-from fewbit.fewbit_gen.moments import Moments
+from cell_problems import ROUNDING, plain_programme, problem
 from fewbit.fewbit_gen.shared import solve_shared
 from hypothesis import given
 from hypothesis import strategies as st
-
-# The solver sees costs through differences of prefix sums: good to this part of ∫ g² w.
-ROUNDING = 1e-13
-
-
-def problem(values, weights):
-    """A grid of unit cells with these means and masses; f' itself is never asked."""
-    values, weights = np.asarray(values, float), np.asarray(weights, float)
-    cells = np.stack([weights, values * weights, values**2 * weights])
-    prefix = np.concatenate([np.zeros((3, 1)), np.cumsum(cells, axis=1)], axis=1)
-    gelu, uniform = parse_activation("gelu"), parse_weight("uniform:0,1")
-    return Moments(gelu, uniform, np.arange(values.size + 1.0), 0.0, cells, prefix)
 
 
 def cost(values, weights, levels):
@@ -86,19 +73,9 @@ def test_is_as_good_as_the_plain_programme(shape, K):
     }[shape]
     weights = rng.uniform(size=n)
     order = np.argsort(values)
-    w, v = weights[order], values[order]
-    W, FW, F2 = (np.concatenate([[0.0], np.cumsum(row)]) for row in (w, w * v, w * v * v))
-
-    def T(j, i):
-        dw, dfw = W[i] - W[j], FW[i] - FW[j]
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return np.maximum(0, np.where(dw > 0, F2[i] - F2[j] - dfw * dfw / dw, 0))
-
-    best = np.array([T(0, i) for i in range(n + 1)])
-    for _ in range(1, K):
-        best = np.array([np.min(best[: i + 1] + T(np.arange(i + 1), i)) for i in range(n + 1)])
+    line = problem(values[order], weights[order]).prefix
     found = solve_shared(problem(values, weights), K)
-    assert abs(cost(values, weights, found) - best[-1]) <= ROUNDING * F2[-1]
+    assert abs(cost(values, weights, found) - plain_programme(line, K)) <= ROUNDING * line[2, -1]
 
 
 def test_more_levels_than_values():

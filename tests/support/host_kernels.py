@@ -55,6 +55,14 @@ def of_each_architecture(bits):
     ]
 
 
+def registers_without_spills(source, arch, kernels):
+    """Compile a source by NVRTC: it has these kernels, and none has memory of its own; return the registers of each."""
+    code, usages = compiler.compile_source(source, arch)
+    assert code and {usage.kernel for usage in usages} == kernels
+    assert sum(usage.spilled + usage.stack for usage in usages) == 0
+    return {usage.kernel: usage.registers for usage in usages}
+
+
 # As a GPU computes: a product and a sum are not contracted but where the source says so.
 OPTIONS = ["-std=c++17", "-O1", "-ffp-contract=off", "-fno-gnu-unique", "-shared", "-fPIC", "-Wall", "-Werror"]
 OPTIONS += ["-Wno-unknown-pragmas", "-Wno-unused-function", "-Wno-div-by-zero", f"-I{_FOLDER}"]
