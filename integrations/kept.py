@@ -66,7 +66,8 @@ class Kept:
         now, near = f"keeps {size_text(self.saved)}", self.beside
         if near is None:
             return now
-        return f"{now} (exact {size_text(near.exact)}), error {near.error:.2g}, time ×{near.time:.2f} ({near.source})"
+        time = f"{near.time:.2f}" if near.time < 10 else f"{near.time:.1f}"
+        return f"{now} (exact {size_text(near.exact)}), error {near.error:.2g}, time ×{time} ({near.source})"
 
 
 def kept(model: nn.Module, batch: Batch, loss: Loss | None = None, optimizer: Any = "adamw") -> Kept:
