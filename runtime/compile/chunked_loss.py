@@ -11,7 +11,7 @@ returns hidden states in their place, of which `finish` makes logits that are co
 
 import inspect
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -151,28 +151,28 @@ def in_chunks(module: fx.GraphModule) -> tuple[fx.GraphModule, Finish | None]:
         The graph, and what makes of its inputs and outputs those that it had before; None if it has them.
     """
     logits: dict[fx.Node, _Logits] = {}
-    losses: list[fx.Node] = []
+    losses: dict[fx.Node, dict[str, Any]] = {}  # and their arguments
     for node in module.graph.nodes:
         if node.target is linear_in_graph:
             logits[node] = _Logits(node)
         elif (given := next((logits[a] for a in node.all_input_nodes if a in logits), None)) is not None:
             if (after := _after(node, given)) is not None:
                 logits[node] = after
-            elif _options(node) is not None:
-                losses.append(node)
+            elif (options := _options(node)) is not None:
+                losses[node] = options
     (output,) = (node for node in module.graph.nodes if node.op == "output")
     for head in [node for node in logits if node.target is linear_in_graph]:
         own = [node for node in logits if logits[node].head is head]
-        ends = [loss for loss in losses if loss.args[0] in own]
+        ends = [loss for loss, options in losses.items() if options["input"] in own]
         returned = [node for node in own if output in node.users]
         read = any(user not in (*own, *ends, output) for node in own for user in node.users)
         if read or not all(_can_return(node, logits[node]) for node in returned):
-            losses = [loss for loss in losses if loss not in ends]
+            losses = {loss: options for loss, options in losses.items() if loss not in ends}
             logits = {node: found for node, found in logits.items() if found.head is not head}
     if not logits:
         return module, None
-    for loss in losses:
-        _replace_loss(module.graph, loss, logits[loss.args[0]])  # pyright: ignore[reportArgumentType]
+    for loss, options in losses.items():
+        _replace_loss(module.graph, loss, options, logits[options["input"]])
     finish = _return_hidden(module.graph, output, [node for node in output.all_input_nodes if node in logits])
     for node in reversed(logits):
         module.graph.erase_node(node)
@@ -221,7 +221,8 @@ def _options(node: fx.Node) -> dict[str, Any] | None:
         return None
     bound = inspect.signature(F.cross_entropy).bind(*node.args, **node.kwargs)
     bound.apply_defaults()
-    given, x, target = bound.arguments, _example(node.args[0]), _example(bound.arguments["target"])
+    given = bound.arguments
+    x, target = _example(given["input"]), _example(given["target"])
     if x is None or target is None or target.dtype != torch.int64 or x.dim() != 2 or target.shape != x.shape[:1]:
         return None
     is_plain = all(given[name] is None for name in ("weight", "size_average", "reduce"))
@@ -240,10 +241,9 @@ def _hidden_of(graph: fx.Graph, given: _Logits) -> fx.Node:
     return hidden
 
 
-def _replace_loss(graph: fx.Graph, loss: fx.Node, given: _Logits) -> None:
-    options, head, squash = _options(loss), _example(given.head), given.squash
-    result = _example(loss)
-    assert options is not None and head is not None and result is not None
+def _replace_loss(graph: fx.Graph, loss: fx.Node, options: Mapping[str, Any], given: _Logits) -> None:
+    head, result, squash = _example(given.head), _example(loss), given.squash
+    assert head is not None and result is not None
     _, weight, bias, chunk_size = given.arguments
     others = (options["ignore_index"], options["reduction"], options["label_smoothing"], chunk_size)
     numbers = (squash.before, squash.tanh, squash.after, *others)

@@ -42,6 +42,10 @@ def smoothed(x, labels):
     return rows(0.5 * x, labels, reduction="sum", label_smoothing=0.1)
 
 
+def by_keyword(x, labels):
+    return F.cross_entropy(target=labels.flatten(), input=x.flatten(0, 1))
+
+
 def with_accuracy(x, labels):
     return rows(x, labels) + 0 * (x.argmax(-1) == labels).sum()
 
@@ -88,7 +92,7 @@ def in_and_out_of_chunks(loss, chunk_size=4, **more):
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("loss", [rows, shifted, capped, smoothed])
+@pytest.mark.parametrize("loss", [rows, shifted, capped, smoothed, by_keyword])
 def test_is_torchs_loss(loss, bias):
     exact, model = in_and_out_of_chunks(loss, bias=bias)
     function, called = compiled(model)
