@@ -59,7 +59,9 @@ def test_on_a_gpu_one_kernel_writes_f_too(monkeypatch, function, dtype):
         x = numbers(n + offset, dtype, n)[offset:]
         y, packed = cuda.activation(x, function, [], key, 7)
         assert torch.equal(packed, reference.encode_at_random(x, key, 7))
-        exact = getattr(torch.nn.functional, function)(x)
+        exact, infinite = getattr(torch.nn.functional, function)(x), x.isinf()
+        # On some processors torch's gelu of ∞ is no number in vectors, and ∞ alone.
+        exact[infinite] = torch.cat([getattr(torch.nn.functional, function)(one) for one in x[infinite].split(1)])
         torch.testing.assert_close(y, exact, equal_nan=True)  # erf is the host's
 
 
@@ -70,7 +72,7 @@ def test_what_one_kernel_saved_makes_the_same_gradient(monkeypatch):
     for at_once in (False, True):
         torch.manual_seed(0)
         leaf = x.clone().requires_grad_()
-        ActivationAtRandom.apply(leaf, "gelu", (), key, None, at_once).nansum().backward()
+        ActivationAtRandom.apply(leaf, "gelu", (), key, None, at_once).backward(x.isfinite().float())
         gradients.append(leaf.grad)
     assert torch.equal(*gradients)
 
