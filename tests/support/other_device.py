@@ -148,6 +148,6 @@ def main():
 
 if __name__ == "__main__":
     main()
-    # Not by the interpreter's own end: autograd's thread of this device may run then, and C++ calls `terminate` (seen once).
+    # Not by the interpreter's own end, when autograd's thread of this device may run: C++ called `terminate` once.
     sys.stdout.flush()
     os._exit(0)
