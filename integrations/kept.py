@@ -124,7 +124,7 @@ def beside_exact(model: nn.Module, exact: nn.Module, batch: Batch, loss: Loss | 
     except Exception:  # out of memory, or whatever a user's loss raises: only a line of the log depends on it
         return None
     once, now = (median_low(times) for times in zip(*seconds, strict=True))
-    return Beside(round(saved * bytes_exactly / bytes_now), error, now / once, f"{count} of {whole.samples} samples")
+    return Beside(round(saved * bytes_exactly / bytes_now), error, now / once, f"{count}/{whole.samples} samples")
 
 
 def _step(model: nn.Module, batch: Batch, loss: Loss | None) -> Step:

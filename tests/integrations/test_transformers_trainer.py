@@ -114,7 +114,7 @@ def test_the_line_has_the_exact_bytes_the_error_and_the_time(name: str, tmp_path
     exact, beside = kept(llama(), collate(DATA[:4])), callback.kept.beside
     assert exact.beside is None and beside.exact == pytest.approx(exact.saved, rel=0.05)
     assert 0 < beside.error < 0.3 and beside.time > 0
-    source = "predicted" if name == "a plan" else "1 of 4 samples"
+    source = "predicted" if name == "a plan" else "1/4 samples"
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("fewbit: "))
     assert line.endswith(f" ({source})") and f"error {beside.error:.2g}" in line and len(line) <= 100
 
