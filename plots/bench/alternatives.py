@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from ...cli.progress import with_progress
-from ...runtime.compile.budget import with_budget
+from ...runtime.compile.backend import with_budget
 from ...runtime.convert.api import convert
 from ...runtime.memory.allocator import allocations, mark
 from ...runtime.plan.planner import fit

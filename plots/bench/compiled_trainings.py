@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...runtime.compile.budget import with_budget
+from ...runtime.compile.backend import with_budget
 from ...runtime.convert.api import convert
 from ...runtime.memory.record import profile_call
 from ...runtime.quantizers import PerGroup

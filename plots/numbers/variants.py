@@ -1,6 +1,7 @@
 """Texts of pages on trainings in variants: language models, fine-tuning, and ActNN's levels."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from statistics import fmean, stdev
 from typing import Any
 
@@ -142,10 +143,6 @@ def _two_bits(
             share = plain(mean(of(rows, variant=variant), "saved_bytes") / exact, 3)
             found = f"{signed(less.mean, 3)} ± {plain(less.half, 3)}"
             yield row(f"{name}, {variant}", share, " ".join(signed(d, 3) for d in each), found)
-
-
-def _auto(file: File) -> Iterator[str]:
-    return _two_bits(file, ("exact, nudged", "4 bits, scores 6"))
 
 
 def _elsewhere(file: File) -> Iterator[str]:
@@ -340,7 +337,11 @@ VARIANTS = (
     Source("plots/results/gated-mlps.md", ("training-glu.json", "glu-bits.json", "memory-glu.json"), _gated),
     Source("plots/results/trainer.md", ("trainer-callback.json",), _trainer),
     Source("plots/results/two_bits.md", ("training-two-bits.json",), _two_bits),
-    Source("plots/results/two_bits.md", ("training-auto.json",), _auto),
+    Source(
+        "plots/results/two_bits.md",
+        ("training-auto.json",),
+        partial(_two_bits, variants=("exact, nudged", "4 bits, scores 6")),
+    ),
     Source("plots/results/two_bits.md", ("two_bits.json",), _two_bits_on_a_gpu),
     Source("plots/results/two_bits_elsewhere.md", ("two_bits_elsewhere.json",), _elsewhere),
     Source("plots/results/two_bits.md", ("group-codes.json",), _group_codes),

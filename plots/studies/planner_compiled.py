@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...runtime.compile.budget import with_budget
+from ...runtime.compile.backend import with_budget
 from ...runtime.memory.allocator import allocations
 from ...runtime.plan.compiled import CompiledKnown, other_ways
 from ...runtime.plan.compiled_planner import CompiledPlanner

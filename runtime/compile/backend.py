@@ -1,7 +1,8 @@
 """`torch.compile(model, backend="fewbit")`: Inductor, with few bits for what the backward pass needs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -62,6 +63,18 @@ def fewbit(
     chosen = CompileOptions.of({name: value for name, value in (options or {}).items() if name not in of_inductor})
     patches = {**_patches(chosen), **(list_mode_options(mode) if mode else {}), **of_inductor}
     return compile_graph(model, inputs, chosen, patches, options)
+
+
+def with_budget(budget: float) -> Callable[..., Any]:
+    """Return the backend that saves all exactly, which is Inductor, with an `activation_memory_budget` of torch.
+
+    Args:
+        budget: from 0, which computes again all that can be, to 1, which is Inductor's own choice.
+
+    Example:
+        torch.compile(model, backend=with_budget(0.5))
+    """
+    return partial(fewbit, options={"bits": None, "recompute": budget})
 
 
 def compile_graph(

@@ -27,6 +27,7 @@ from ..layers.chunked_loss import (
     save_gradients,
     saved_gradients,
     sum_dtype,
+    without_autocast,
 )
 from ..layers.deferred_logits import SUMMED_IN_FLOAT32, deferred, keeps_rows, linear_in_graph
 from ..ops.declare import ONCE, PURE, Call, declare
@@ -116,7 +117,7 @@ def _loss_in_graph(
     *others: Any,
 ) -> Tensor:
     """Return the loss: what a graph calls. The dtypes are those in which the head multiplies, and of the loss."""
-    with torch.autocast(hidden.device.type, enabled=False):
+    with without_autocast(hidden):
         return _ChunkedLoss.apply(labels, dtypes[0], others, hidden, weight, bias).to(dtypes[1])  # pyright: ignore
 
 

@@ -12,7 +12,7 @@ billion elements; a chunk of 256 tokens has a sixteenth of that.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -189,7 +189,7 @@ def loss_of(heads: Sequence[Head], labels: Tensor, options: LossOptions) -> Tens
     _check_labels(labels, options.ignore_index, heads[0].weight.shape[0])
     flat = [t for h in heads for t in (h.hidden.reshape(-1, h.hidden.shape[-1]), h.weight, h.bias)]
     products = tuple((head.dtype, head.factor) for head in heads)
-    with torch.autocast(tokens.device.type, enabled=False) if _can_autocast(tokens) else nullcontext():
+    with without_autocast(tokens):
         return apply(ChunkedCrossEntropy, labels.reshape(-1), options, products, *flat)
 
 
@@ -207,6 +207,11 @@ def sum_dtype(*products: torch.dtype) -> torch.dtype:
     for other in products[1:]:
         dtype = torch.promote_types(dtype, other)
     return torch.float32 if dtype in _HALVES else dtype
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    """Return a context without autocast on the device of `x`."""
+    return torch.autocast(x.device.type, enabled=False) if _can_autocast(x) else nullcontext()
 
 
 def _can_autocast(x: Tensor) -> bool:

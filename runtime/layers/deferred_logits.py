@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_map_only
 
 from ...tables import FewbitError
 from .base import check_first_derivative
-from .chunked_loss import AS_IT_IS, Head, LossOptions, Squash, loss_of, product_dtype
+from .chunked_loss import AS_IT_IS, Head, LossOptions, Squash, loss_of, product_dtype, without_autocast
 
 __all__ = ["ChunkedHead", "DeferredLogits"]
 
@@ -58,9 +58,9 @@ class ChunkedHead(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """Return torch's output, computed when it is read."""
         if torch.compiler.is_compiling():
-            is_deferred = torch.is_grad_enabled() and type(self) is ChunkedHead
-            function = linear_in_graph if is_deferred else _as_it_is
-            return function(input, self.weight, self.bias, self.loss_chunk_size)
+            if not torch.is_grad_enabled() or type(self) is not ChunkedHead:
+                return super().forward(input)
+            return linear_in_graph(input, self.weight, self.bias, self.loss_chunk_size)
         if not self._defers(input):
             return super().forward(input)
         return deferred((input, self.weight, self.bias), product_dtype(input), self.loss_chunk_size)
@@ -85,10 +85,6 @@ class ChunkedHead(nn.Linear):
 
 
 _PLAIN = (Tensor, nn.Parameter, FakeTensor)
-
-
-def _as_it_is(input: Tensor, weight: Tensor, bias: Tensor | None, chunk_size: int | None) -> Tensor:
-    return F.linear(input, weight, bias)
 
 
 @torch.compiler.allow_in_graph
@@ -179,14 +175,9 @@ class _Defer(torch.autograd.Function):
         wanted = ctx.needs_input_grad[1:]
         saved = [None if t is None else t.detach() for t in ctx.saved_tensors]
         leaves = [t.requires_grad_() for t, want in zip(saved, wanted, strict=True) if t is not None and want]
-        with torch.enable_grad(), _without_autocast(grads[0]):
+        with torch.enable_grad(), without_autocast(grads[0]):
             found = iter(torch.autograd.grad(ctx.source.compute(*saved), leaves, grads[0]))
         return None, *(next(found) if want else None for want in wanted)
-
-
-def _without_autocast(x: Tensor) -> Any:
-    device = x.device.type
-    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else torch.enable_grad()
 
 
 class DeferredLogits(Tensor):
@@ -208,7 +199,7 @@ class DeferredLogits(Tensor):
         """Compute the logits; return the same tensor from then on."""
         if self._value is None:
             self._source.check()
-            with torch.no_grad(), _without_autocast(self):
+            with torch.no_grad(), without_autocast(self):
                 self._value = self._source.compute(*self._source.tensors)
         return self._value
 

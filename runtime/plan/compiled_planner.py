@@ -11,9 +11,9 @@ from ...tables import FewbitError
 from ...tables.sizes import size_like
 from .compiled import CompiledKnown, know_compiled, other_ways
 from .compiled_run import compile_step
-from .document import Choice, Plan
+from .document import Plan
 from .eager_planner import Planner, exact_peak, with_fewer_options
-from .known import Known
+from .known import Known, targets_by_way
 from .problem import ALL_GRAPHS, Limits
 from .recorder import trace
 from .seconds import Measured
@@ -48,12 +48,9 @@ class CompiledPlanner(Planner):
         """Compile and measure the step by the ways that compiled graphs take, too; None if they save nothing."""
         before = Known(trace(self.step), (), {}, Measured(self.step))
         ways = [way for way in self.ways_of_steps if way.in_graphs]
-        targets_of = {way: targets for way in ways if (targets := tuple(way.targets(before, self.step)))}
+        targets_of, changes = targets_by_way(ways, before, self.step)
         if not targets_of:
             return None
-        changes = [
-            Choice(name, way.method, None, 0, 0, 0.0, 0.0, 0.0) for way, names in targets_of.items() for name in names
-        ]
         log.info("compiling the step %s", ", ".join(way.method for way in targets_of))
         try:
             with self.changed(changes):

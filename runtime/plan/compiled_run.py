@@ -5,14 +5,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from types import CodeType
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from ..compile.backend import compile_graph, fewbit, inductor_options
+from ..compile.backend import compile_graph, inductor_options, with_budget
 from ..compile.cut import results_and_saved
 from ..compile.options import CompileOptions
 from ..compile.partitioner import FewbitPartitioner
@@ -135,7 +134,7 @@ def budget_runs(step: Step, ratios: Iterable[float]) -> Iterator[tuple[float, Al
     for ratio in ratios:
         _log.info("compiling the step by torch, with its memory budget %g", ratio)
         try:
-            yield ratio, *_ran(step, partial(fewbit, options={"bits": None, "recompute": ratio}))
+            yield ratio, *_ran(step, with_budget(ratio))
         except Exception:  # a compiler may refuse a graph with any error
             continue
 

@@ -9,6 +9,7 @@ solved for a trace of its own, beside the plan without it; what rounding does to
 ways are in ways/, a file each, which also lists them; nothing else knows which there are.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -35,7 +36,7 @@ WORTH = 1 / 50
 ErrorsOfMethods = Mapping[str, Mapping[str, Errors]]  # by method, and by target: a place, or the name of a module
 
 
-class WayToSave:
+class WayToSave(ABC):
     """A way to have again in the backward pass what a step saves: its `options`, and what they do to the gradient.
 
     Attributes:
@@ -64,13 +65,14 @@ class WayToSave:
         """
         return {}
 
+    @abstractmethod
     def options(self, known: "Known", step: Step) -> Iterator[Option]:
         """Yield its options."""
-        raise NotImplementedError
 
     def carry_out(self, model: nn.Module, choices: Sequence[Choice]) -> None:
         """Change a model as those choices say that are of its methods: by default not, and hooks save by their places
         (fitted.py)."""
+        return
 
 
 def kind_of(tensor: Traced) -> str:
@@ -183,7 +185,7 @@ def convert_chosen(model: nn.Module, choices: Sequence[Choice], config: Callable
 # ---- ways to compute a step ------------------------------------------------------------------------------------------
 
 
-class Way:
+class Way(ABC):
     """One way to compute a step, exact but for the order of sums.
 
     Attributes:
@@ -196,18 +198,19 @@ class Way:
     computes_again: ClassVar[bool] = False
     in_graphs: ClassVar[bool] = False
 
+    @abstractmethod
     def targets(self, known: Known, step: Step) -> Sequence[str]:
         """Return the modules that it would change, by name; none where it cannot save `WORTH`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def carry_out(self, model: nn.Module, targets: Sequence[str]) -> None:
         """Change a model."""
-        raise NotImplementedError
 
     def seconds(self, known: Known, targets: Sequence[str]) -> float:
         """Return an estimate of what it adds to a step, where none can run: by default nothing is computed twice."""
         return 0.0
 
+    @abstractmethod
     def choices(
         self, model: nn.Module, targets: Sequence[str], before: Trace, after: Trace, seconds: float
     ) -> Iterator[Choice]:
@@ -219,12 +222,25 @@ class Way:
             before, after: the step without this way and with it.
             seconds: that it adds to a step.
         """
-        raise NotImplementedError
 
     def adapted(self, known: Known, targets: Sequence[str]) -> Known:
         """Return what is known of a step that is traced by this way, with the errors of what it saves anew: by default
         there is nothing else."""
         return known
+
+
+def targets_by_way(
+    ways: Iterable[Way], known: Known, step: Step
+) -> tuple[dict[Way, tuple[str, ...]], tuple[Choice, ...]]:
+    """Return what each way would change of a step, beside those before it, and choices that say so without sizes."""
+    targets_of: dict[Way, tuple[str, ...]] = {}
+    planned = known
+    for way in ways:
+        if targets := tuple(way.targets(planned, step)):
+            targets_of[way] = targets
+            choices = (Choice(name, way.method, None, 0, 0, 0.0, 0.0, 0.0) for name in targets)
+            planned = replace(planned, changes=(*planned.changes, *choices))
+    return targets_of, planned.changes[len(known.changes) :]
 
 
 def known_by(ways: Sequence[Way], known: Known, step: Step, changed: Changed) -> Known | None:
@@ -236,13 +252,7 @@ def known_by(ways: Sequence[Way], known: Known, step: Step, changed: Changed) ->
         step: as it is.
         changed: changes the model by these others.
     """
-    targets_of: dict[Way, tuple[str, ...]] = {}
-    planned = known
-    for way in ways:
-        if targets := tuple(way.targets(planned, step)):
-            targets_of[way] = targets
-            choices = (Choice(name, way.method, None, 0, 0, 0.0, 0.0, 0.0) for name in targets)
-            planned = replace(planned, changes=(*planned.changes, *choices))
+    targets_of, _ = targets_by_way(ways, known, step)
     if ways[-1] not in targets_of:
         return None
 

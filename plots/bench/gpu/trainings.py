@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
-from ....runtime.compile.budget import with_budget
+from ....runtime.compile.backend import with_budget
 from ....runtime.convert.api import convert
 from ....runtime.quantizers import PerGroup
 from ....runtime.saved.checkpoint import checkpoint

@@ -23,7 +23,7 @@ from compiled import (
     op_by_op,
 )
 from fewbit import FewbitError
-from fewbit.runtime.compile.budget import with_budget
+from fewbit.runtime.compile.backend import with_budget
 from fewbit.runtime.compile.options import CompileOptions
 from fewbit.runtime.compile.partitioner import FewbitPartitioner
 from fewbit.runtime.compile.roles import Role
