@@ -1,13 +1,13 @@
 """A command group that imports a command only when it runs, which keeps `fewbit --help` fast.
 
-A clone of the repository has more commands than an installed wheel: those that make the evidence.
+A clone of the repository has more commands than an installed wheel: those that make the evidence. A wheel says so.
 
-for command in study_commands("training", "variance"):
-    group.add_command(command)
+add_studies(group, {"blpa": ("gradient-noise", "blpa-memory"), "training": ("training",)})
 """
 
 import difflib
 import importlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,28 @@ from click.shell_completion import CompletionItem
 IN_A_CLONE = (Path(__file__).parents[1] / "plots" / "commands").is_dir()
 
 
-def study_commands(*modules: str) -> list[click.Command]:
-    """Return the commands in modules of `plots.commands`; none where it is not there."""
-    found = [importlib.import_module(f"..plots.commands.{name}", __package__) for name in modules if IN_A_CLONE]
-    return [command for module in found for command in module.COMMANDS]
+def add_studies(group: click.Group, modules: Mapping[str, Sequence[str]]) -> None:
+    """Add the commands of modules of `plots.commands`; where those are not there, commands that say what has them.
+
+    Args:
+        group: gets the commands.
+        modules: the names of each module's commands, which a wheel cannot ask it for.
+    """
+    for module, names in modules.items():
+        if IN_A_CLONE:
+            for command in importlib.import_module(f"..plots.commands.{module}", __package__).COMMANDS:
+                group.add_command(command)
+            continue
+        for name in names:
+            # Whatever follows the name, --help too, gets the same answer.
+            any_arguments = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+            group.add_command(
+                click.Command(name, any_arguments, lambda name=name: _fail_outside_a_clone(name), hidden=True)
+            )
+
+
+def _fail_outside_a_clone(name: str) -> None:
+    click.get_current_context().fail(f"{name!r} comes with a clone of the repository, not with an installed wheel")
 
 
 class WholeHelpGroup(click.Group):
@@ -72,7 +90,7 @@ class LazyGroup(click.Group):
         """Return the command that `args` begin with; the error for an unknown name lists similar names."""
         if args and args[0] not in self.lazy and not args[0].startswith("-") and not ctx.resilient_parsing:
             if args[0] in self.clone:
-                ctx.fail(f"{args[0]!r} comes with a clone of the repository, not with an installed wheel")
+                _fail_outside_a_clone(args[0])
             near = difflib.get_close_matches(args[0], self.lazy, n=3)
             hint = f"; did you mean {' or '.join(near)}?" if near else f"; there are {', '.join(self.lazy)}"
             ctx.fail(f"no command {args[0]!r}{hint}")

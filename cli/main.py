@@ -28,7 +28,7 @@ _HelpInstead: type[click.UsageError] | tuple[()] = getattr(click.exceptions, "No
         "solve": "Solve for the best few-bit table of an activation's derivative.",
         "emit": "Write a table as a C or CUDA header, a Python module or data.",
         "tables": "List, show, rebuild and verify the shipped tables.",
-        "plot": "Draw derivatives with their tables, errors against bits, and trainings in few bits.",
+        "plot": "Draw derivatives with their tables, errors against bits, and, in a clone, trainings in few bits.",
         "explore": "Show tables in a browser: f' and its table, error and bound, inputs, source code; solve for any "
         "expression.",
         "calibrate": "Measure the inputs of a model's activations, and solve the best tables for them.",

@@ -13,7 +13,7 @@ from ..tables.columns import columns
 from ..tables.files import atomic_write, check_writable
 from ..tables.json_format import dumps
 from ..tables.names import counted
-from .lazy import WholeHelpGroup, study_commands
+from .lazy import WholeHelpGroup, add_studies
 from .memory_codes import codes
 from .memory_report import batch_lines, batches, methods_text, report
 from .method import Method, method_of, method_options
@@ -50,8 +50,9 @@ def command() -> None:
     """
 
 
-for each in (codes, *study_commands("appendix_b")):
-    command.add_command(each)
+STUDIES = {"appendix_b": ("paper",)}
+command.add_command(codes)
+add_studies(command, STUDIES)
 
 
 @command.command("of")

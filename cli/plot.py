@@ -12,7 +12,7 @@ from ..fewbit_gen.library import find_or_solve
 from ..plots import check_figure_path, plot_approximation, plot_error, plot_gallery, plot_kinds
 from ..tables import DETERMINISTIC, KINDS, Table
 from .figure import approximated, write_figure
-from .lazy import WholeHelpGroup, study_commands
+from .lazy import WholeHelpGroup, add_studies
 from .options import BitsList, bits_list_option, bits_option, figure_option, kind_option, weight_option
 from .progress import with_progress
 
@@ -24,16 +24,23 @@ activations_argument = click.argument("activations", metavar="[ACTIVATION]...", 
 
 @click.group("plot", cls=WholeHelpGroup)
 def command() -> None:
-    """Draw derivatives with their tables, errors against bits, and trainings in few bits.
+    """Draw derivatives with their tables, errors against bits, and, in a clone, trainings in few bits.
 
     Example: fewbit plot approximation gelu --bits 1,2,3,4 -o gelu.png
     """
 
 
-for study in study_commands(
-    "throughput", "alternatives", "memory", "training", "variance", "adaptation", "blpa", "vquant"
-):
-    command.add_command(study)
+STUDIES = {
+    "throughput": ("throughput",),
+    "alternatives": ("alternatives",),
+    "memory": ("memory",),
+    "training": ("training",),
+    "variance": ("variance",),
+    "adaptation": ("adaptation",),
+    "blpa": ("gradient-noise", "blpa-memory"),
+    "vquant": ("vquant-accuracy", "vquant-annealing", "vquant-inference", "vquant-lstm", "vquant-memory"),
+}
+add_studies(command, STUDIES)
 
 
 @command.command()

@@ -180,7 +180,13 @@ def test_without_the_evidence_a_wheel_demonstrates_draws_tables_and_names_what_t
             (package / inside).symlink_to(path)
     code = """if True:
         from fewbit.cli.main import main
-        for arguments in (["bench"], ["bench", "solve"], ["plot", "training"], ["memory", "paper"]):
+        for arguments in (
+            ["bench"],
+            ["bench", "solve"],
+            ["plot", "training", "--method", "blpa", "-o", "x.png"],
+            ["plot", "training", "--help"],
+            ["memory", "paper"],
+        ):
             assert main(arguments) == 2, arguments
         assert main(["plot", "approximation", "relu", "--bits", "1", "-o", "relu.png"]) == 0
         import fewbit.cli.demo, fewbit.plots.demo.calibration, fewbit.plots.demo.digits, fewbit.plots.demo.training
@@ -188,4 +194,4 @@ def test_without_the_evidence_a_wheel_demonstrates_draws_tables_and_names_what_t
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("comes with a clone of the repository, not with an installed wheel") == 2
+    assert done.stderr.count("comes with a clone of the repository, not with an installed wheel") == 5

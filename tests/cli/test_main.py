@@ -1,4 +1,5 @@
 import errno
+import importlib
 import os
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import click
 import pytest
 from fewbit import __version__
 from fewbit.cli import main as main_module
+from fewbit.cli import memory, plot
 from fewbit.cli.main import fewbit, main
 
 BAD_USE = [
@@ -125,6 +127,13 @@ def test_the_lines_of_the_help_page_are_those_of_the_commands():
         found = fewbit.get_command(click.Context(fewbit), name)
         assert found is not None and found.help is not None
         assert found.help.splitlines()[0] == line
+
+
+@pytest.mark.parametrize("studies", [memory.STUDIES, plot.STUDIES], ids=["memory", "plot"])
+def test_a_wheel_knows_the_names_of_a_clones_studies(studies):
+    for module, names in studies.items():
+        found = importlib.import_module(f"fewbit.plots.commands.{module}").COMMANDS
+        assert tuple(command.name for command in found) == names
 
 
 @pytest.mark.parametrize("group", [[], ["tables"], ["plot"], ["bench"]], ids=str)
