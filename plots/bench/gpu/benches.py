@@ -35,7 +35,7 @@ BENCHES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "glu": ("bench", "glu", "--dtype", "bfloat16", *_BLOCK),
         "preact": ("bench", "preact"),
         "outliers": ("bench", "outliers"),
-        "levels": ("bench", "levels"),
+        "levels": ("bench", "levels", "--no-batches"),
         "activation": ("bench", "activation"),
     },
 }
@@ -61,9 +61,10 @@ def parts_of(call: str, folder: Path, limit: float, toy: bool) -> list[Part]:
         return found
     if call == "rest":
         figure = ("plot", "blpa-memory", *device, "-o", str(folder / "blpa-memory-cuda.png"))
-        return [*found, Part("largest batches of BLPA", (*_CLI, *figure))]
+        largest = Part("largest batches", (*_CLI, "bench", "levels", *device), report=True)  # minutes: last
+        return [*found, Part("largest batches of BLPA", (*_CLI, *figure)), largest]
     first = replace(found[0], arguments=(*found[0].arguments, "--seconds", str(limit / 2)))
-    return [first, Part("counters", (*MODULE, "counters"), seconds=limit / 3), *found[1:]]
+    return [first, *found[1:], Part("counters", (*MODULE, "counters"), seconds=limit / 3)]
 
 
 def counters() -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Checks of whole blocks: eager ways, the compile backend, and what it records as CUDA graphs."""
+"""Checks of whole blocks: eager ways, the compile backend, what it records as CUDA graphs, plans, and losses."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ....runtime.convert.api import convert
+from ....runtime.convert.chunked_loss import ChunkedLoss
+from ....runtime.plan.planner import fit
 from ....runtime.quantizers import PerGroup, Rotated
 from ....runtime.saved.checkpoint import checkpoint
 from ....runtime.saved.hooks import compress_saved_tensors
@@ -133,3 +135,103 @@ def _overhead(bits: Any, device: str) -> dict[str, bool]:
         step(x).square().sum().backward()
         gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
     return {"fresh": not torch.equal(gradients[-1], gradients[-2]), "finite": bool(gradients[-1].isfinite().all())}
+
+
+PLANS: Mapping[str, Mapping[str, Any]] = {
+    "eager": {},
+    "without recomputing": {"recompute": False},
+    "compiled": {"compiled": True},
+}
+_PART = 0.6  # of what an exact step takes beside weights, gradients and the optimizer's state
+
+
+def plans(device: str) -> Said:
+    """Train six blocks by plans for three fifths of the exact step's memory, and hold the allocator's peak to it."""
+    count = 6 if device == "cuda" else 1
+    warm, x = _blocks(device, count)
+    _peak(warm, warm, x)  # libraries take their workspaces
+    del warm
+    found: dict[str, Any] = {}
+    model, _ = _blocks(device, count)
+    exact = _peak(model, model, x)
+    state = 4 * sum(p.numel() * p.element_size() for p in model.parameters())
+    del model
+    for name, how in PLANS.items():
+
+        def step(how: Mapping[str, Any] = how) -> dict[str, Any]:
+            own, _ = _blocks(device, count)
+            memory = int(state + _PART * (exact - state)) if device == "cuda" else 2**30
+            name = "adamw-fused" if device == "cuda" else "adamw"
+            fitted = fit(own, x, loss=_square, memory=memory, optimizer=name, **how)
+            peak, plan = _peak(own, own, x), fitted.plan
+            numbers = {"memory": memory, "exact": exact, "planned": plan.peak.total, "peak": peak}
+            return {**numbers, "error": plan.error, "time": plan.time, "within": peak <= memory}
+
+        yield tried(found, name, step)
+
+
+def _square(y: Tensor) -> Tensor:
+    return y.square().mean()
+
+
+def _peak(model: nn.Module, call: Callable[[Tensor], Tensor], x: Tensor) -> int:
+    """Return the most bytes of the third step of a training, above what is there without the model; 0 on the CPU."""
+    held = sum(p.untyped_storage().nbytes() for p in model.parameters())
+    before = torch.cuda.memory_allocated() - held if x.is_cuda else 0
+    optimizer = torch.optim.AdamW(model.parameters(), fused=x.is_cuda)
+    for _ in range(3):
+        if x.is_cuda:
+            torch.cuda.reset_peak_memory_stats()
+        _square(call(x)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return torch.cuda.max_memory_allocated() - before if x.is_cuda else 0
+
+
+class Language(nn.Module):
+    """A block between an embedding and a head of 8,192 words: the loss of the next one."""
+
+    def __init__(self, words: int = 8192) -> None:
+        super().__init__()
+        self.embedding, self.block, self.head = nn.Embedding(words, 256), Block(dropout=0.0), nn.Linear(256, words)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the mean cross-entropy of tokens int64 (batch, length)."""
+        logits = self.head(self.block(self.embedding(tokens)))
+        return F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def losses_in_chunks(device: str) -> Said:
+    """Convert a language model's head, as it is and compiled: torch's gradients, at a lower peak."""
+
+    def step(way: Callable[[nn.Module], Callable[[Tensor], Tensor]]) -> tuple[Tensor, int]:
+        torch.compiler.reset()
+        torch.manual_seed(0)
+        model = Language().to(device)
+        tokens = torch.randint(8192, (4, 512), device=device)
+        call = way(model)
+        for _ in range(2):  # the first compiles
+            model.zero_grad()
+            if device == "cuda":
+                torch.cuda.reset_peak_memory_stats()
+            call(tokens).backward()
+        peak = torch.cuda.max_memory_allocated() if device == "cuda" else 0
+        return torch.cat([p.grad.flatten().double() for p in model.parameters() if p.grad is not None]), peak
+
+    def compiled_exactly(model: nn.Module) -> Callable[[Tensor], Tensor]:
+        options: dict[str, Any] = {"bits": None}
+        return torch.compile(model, backend="fewbit", options=options)
+
+    config = ChunkedLoss("head")
+    ways = {"eager": lambda model: model, "compiled": compiled_exactly}
+    found: dict[str, Any] = {}
+    for name, way in ways.items():
+
+        def both(way: Callable[[nn.Module], Any] = way) -> dict[str, Any]:
+            exact, most = step(way)
+            ours, peak = step(lambda model: way(convert(model, config).model))
+            error = ((ours - exact).norm() / exact.norm()).item()
+            fewer = peak < most or device != "cuda"
+            return {"error": error, "near": error < 1e-3, "exact peak": most, "peak": peak, "fewer": fewer}
+
+        yield tried(found, name, both)

@@ -132,6 +132,7 @@ def trainings(
             parts = [
                 Part(f"{problem}: {way}", (*MODULE, "train", problem, way, *how), environment=shared)
                 for way in ways or WAYS
+                if problem in WAYS[way].problems
             ]
             # The layer comes first and may not take all the time.
             left = (limit - record.age) * (0.55 if number + 1 < len(problems or PROBLEMS) else 1)

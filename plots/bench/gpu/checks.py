@@ -34,7 +34,7 @@ from ....runtime.self_test import checks as kernel_checks
 from ....runtime.self_test import outcome
 from ....tables import FewbitError
 from ..timing import timed
-from .block_checks import compiled, eager, reduce_overhead
+from .block_checks import compiled, eager, losses_in_chunks, plans, reduce_overhead
 from .trying import Said, is_right, tried
 
 Check = Callable[[str], Said]
@@ -323,6 +323,8 @@ CHECKS: Mapping[str, Check] = {
     "misaligned": misaligned,
     "compiled": compiled,
     "eager": eager,
+    "plans": plans,
+    "losses in chunks": losses_in_chunks,
     "formulas": formulas,
     "without compiler": without_compiler,
     "overhead": overhead,

@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from ....runtime.compile.backend import with_budget
 from ....runtime.convert.api import convert
+from ....runtime.plan.planner import fit
 from ....runtime.quantizers import PerGroup
 from ....runtime.saved.checkpoint import checkpoint
 from ....runtime.saved.hooks import compress_saved_tensors
@@ -36,6 +37,8 @@ except ImportError:  # Windows
 LOCK = "FEWBIT_GPU_LOCK"  # names the file by which ways take turns
 TIMED, WARM_UP = 10, 2
 _RATE = 1e-4  # AdamW's
+
+Data = tuple[Tensor, ...]  # the arguments of a problem's model
 
 
 @dataclass(frozen=True)
@@ -131,7 +134,7 @@ def model_of(problem: Problem, device: str) -> nn.Module:
     return model.train()
 
 
-def data_of(problem: Problem, device: str) -> tuple[Tensor, ...]:
+def data_of(problem: Problem, device: str) -> Data:
     """Return the arguments of the problem's model: tokens, or numbers and what they are trained towards."""
     generator = torch.Generator(device).manual_seed(1)
     shape = (problem.batch, problem.tokens)
@@ -145,6 +148,7 @@ def data_of(problem: Problem, device: str) -> tuple[Tensor, ...]:
 # ---- ways ------------------------------------------------------------------------------------------------------------
 
 Around = Callable[[], AbstractContextManager[Any]]
+Prepare = Callable[[nn.Module, Data], object]
 
 
 @dataclass(frozen=True)
@@ -152,12 +156,14 @@ class Way:
     """A way to train.
 
     Attributes:
-        prepare: changes a model in place.
+        prepare: changes a model in place, which may be tried on the data.
         around: makes the context of a forward pass.
+        problems: that it is a way for.
     """
 
-    prepare: Callable[[nn.Module], object] = lambda model: None
+    prepare: Prepare = lambda model, data: None
     around: Around = nullcontext
+    problems: Sequence[str] = ("layer", "model")
 
 
 class Checkpointed(nn.Module):
@@ -177,23 +183,41 @@ def _blocks(model: nn.Module) -> nn.ModuleList:
     return found[0]
 
 
-def _compiled(backend: Any = "inductor", **options: Any) -> Callable[[nn.Module], None]:
-    def prepare(model: nn.Module) -> None:
+def _compiled(backend: Any = "inductor", **options: Any) -> Prepare:
+    def prepare(model: nn.Module, data: Data) -> None:
         for block in _blocks(model):
             block.compile(backend=backend, **({"options": options} if options else {}))
 
     return prepare
 
 
-def _checkpointed(model: nn.Module) -> None:
+def _checkpointed(model: nn.Module, data: Data) -> None:
     blocks = _blocks(model)
     for i, block in enumerate(blocks):
         blocks[i] = Checkpointed(block)
 
 
-def _compiled_checkpoints(model: nn.Module) -> None:
-    _checkpointed(model)
-    _compiled()(model)
+def _compiled_checkpoints(model: nn.Module, data: Data) -> None:
+    _checkpointed(model, data)
+    _compiled()(model, data)
+
+
+def _in_chunks(prepare: Prepare) -> Way:
+    """Return a way with the loss in chunks of tokens beside it, whose logits no way of torch's own is without."""
+
+    def both(model: nn.Module, data: Data) -> None:
+        convert(model, loss="chunked")
+        prepare(model, data)
+
+    return Way(both, problems=("model",))
+
+
+def _planned(memory: str) -> Way:
+    """Return the way of a plan for a memory, weights and the optimizer's state in it; the loss may be in chunks."""
+    return Way(
+        lambda model, data: fit(model, *data, memory=memory, optimizer="adamw-fused"),
+        problems=("model",),
+    )
 
 
 # The most telling first: a call may be broken off.
@@ -203,16 +227,22 @@ WAYS: Mapping[str, Way] = {
     "compile, checkpoints": Way(_compiled_checkpoints),
     "compile, fewbit": Way(_compiled("fewbit")),
     "compile, fewbit 4": Way(_compiled("fewbit", bits=4)),
+    "compile, loss in chunks": _in_chunks(_compiled()),
+    "compile, checkpoints, loss in chunks": _in_chunks(_compiled_checkpoints),
+    "compile, fewbit, loss in chunks": _in_chunks(_compiled("fewbit")),
+    "compile, fewbit 2, loss in chunks": _in_chunks(_compiled("fewbit", bits=2)),
+    "plan, 16 GiB": _planned("16GiB"),
+    "plan, 13 GiB": _planned("13GiB"),
     "compile, budget 0.5": Way(_compiled(with_budget(0.5))),
     "checkpoints": Way(_checkpointed),
     "compile, fewbit 2": Way(_compiled("fewbit", bits=2)),
     "compile, fewbit 3": Way(_compiled("fewbit", bits=3)),
     "compile, fewbit 2, groups": Way(_compiled("fewbit", bits=2, quantizer="groups")),
     "compile, budget 0.3": Way(_compiled(with_budget(0.3))),
-    "L2": Way(lambda model: convert(model, level="L2")),
-    "L2, gated parts": Way(lambda model: convert(model, level="L2", glu="parts")),
+    "L2": Way(lambda model, data: convert(model, level="L2")),
+    "L2, gated parts": Way(lambda model, data: convert(model, level="L2", glu="parts")),
     "hooks, 4 bits": Way(around=lambda: compress_saved_tensors(PerGroup(4))),
-    "checkpoints, 8 bits": Way(lambda model: checkpoint(model, bits=8)),
+    "checkpoints, 8 bits": Way(lambda model, data: checkpoint(model, bits=8)),
     "offload": Way(around=lambda: torch.autograd.graph.save_on_cpu(pin_memory=torch.cuda.is_available())),
 }
 
@@ -232,7 +262,9 @@ class Training:
     def __init__(self, problem: Problem, way: str, device: str) -> None:
         self.device, self.way = device, WAYS[way]
         self.model, self.data = model_of(problem, device), data_of(problem, device)
-        self.way.prepare(self.model)
+        begun = time.perf_counter()
+        self.way.prepare(self.model, self.data)
+        self.prepared = time.perf_counter() - begun
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=_RATE, fused=device == "cuda")
         self.losses: list[float] = []
         self.kept = 0
@@ -246,7 +278,7 @@ class Training:
         self.kept = self._allocated() - begun
         loss.backward()
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=False)
+        self.optimizer.zero_grad()
         for one in self.data:
             one.grad = None
         self.losses.append(loss.item())
@@ -279,7 +311,8 @@ def train(problem: Problem, way: str, device: str) -> Iterator[dict[str, Any]]:
         device: ``cuda`` or ``cpu``.
     """
     training = Training(problem, way, device)
-    said: dict[str, Any] = {"parameters": sum(p.numel() for p in training.model.parameters())}
+    size = sum(p.numel() for p in training.model.parameters())
+    said: dict[str, Any] = {"parameters": size, "prepared s": round(training.prepared, 2)}
     with turn(alone=False):
         begun = time.perf_counter()
         training.step()
