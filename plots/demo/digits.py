@@ -63,6 +63,7 @@ def train(
     schedule: Schedule,
     *,
     after_epoch: Callable[[], object] = lambda: None,
+    falls: bool = True,
 ) -> Trained:
     """Train `model` in place.
 
@@ -71,10 +72,11 @@ def train(
         data: training and test images.
         schedule: training settings.
         after_epoch: called after each epoch.
+        falls: whether the learning rate does; otherwise it stays the initial one.
     """
     optimizer = torch.optim.SGD(model.parameters(), schedule.learning_rate, momentum=0.9, weight_decay=1e-4)
     third = math.ceil(schedule.epochs / 3)
-    rates = torch.optim.lr_scheduler.StepLR(optimizer, third, 0.1)
+    rates = torch.optim.lr_scheduler.StepLR(optimizer, third, 0.1 if falls else 1.0)
     losses = []
     for epoch in range(schedule.epochs):
         model.train()

@@ -9,15 +9,16 @@ from ..intervals import interval
 from .style import BLUE, GREY, INK, entitle, style_axes
 
 
-def plot_gaps(abscissa: str, gaps: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
+def plot_gaps(abscissa: str, gaps: Mapping[str, Mapping[str, Sequence[float]]], message: str = "") -> Figure:
     """Return the figure of the gaps of each model's ways.
 
     Args:
         abscissa: what a gap is, with its unit.
         gaps: model → way → gap of each seed.
+        message: the title; by default how far from exact training each number of bits ends.
     """
     figure = Figure(figsize=(10.6, 1.4 + 0.34 * max(map(len, gaps.values()), default=1)), layout="constrained")
-    entitle(figure, _message(gaps))
+    entitle(figure, message or _message(gaps))
     for axes, (model, ways) in zip(figure.subplots(1, len(gaps), squeeze=False)[0], gaps.items(), strict=True):
         style_axes(axes)
         axes.axvline(0, color=GREY, linewidth=1)

@@ -23,6 +23,7 @@ EXPERIMENTS = (
     "accuracy",
     "depth",
     "vquant_rescue",
+    "deciding",
     "largest",
     "counts",
     "two_bits",
