@@ -49,6 +49,7 @@ class Fitted:
 
     model: nn.Module
     plan: Plan
+    limits: Limits
     guard: Any
     exact: ExactLayers
 

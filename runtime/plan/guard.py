@@ -89,6 +89,10 @@ class Guard:
         events: what was done, a line each, as it was logged.
     """
 
+    every: int
+    sample: int
+    growth: float
+
     def __init__(self, guarded: Guarded, loss: Loss | None, every: int, sample: int, growth: float) -> None:
         check_integer("every", every, 1)
         check_integer("sample", sample, 1)
