@@ -43,6 +43,7 @@ class Fitted:
     Attributes:
         model: the model, which has hooks now.
         plan: the plan that is carried out.
+        limits: what a plan that is made again keeps to.
         guard: as `fewbit.fit` was asked for one, a `Guard`, or None.
         exact: the layers that are exact whatever the plan says.
     """
