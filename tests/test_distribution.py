@@ -23,15 +23,7 @@ EVIDENCE = ("plots/bench", "plots/commands", "plots/numbers", "plots/studies")
 # Folders of the repository beside the package, and those of the evidence, which takes a clone.
 NOT_SHIPPED = ("tests", "build", "dist", "demo-output", "docs", *EVIDENCE)
 SHIPPED = (
-    "__init__.py",
-    "compact_json.py",
-    "cli",
-    "demo",
-    "fewbit_gen",
-    "figures",
-    "integrations",
-    "runtime",
-    "tables",
+    *("__init__.py", "compact_json.py", "cli", "demo", "fewbit_gen", "figures", "integrations", "runtime", "tables"),
 )
 NO_PACKAGE = ("plots/results",)  # what measurements wrote
 PAPERS = ("Few-bit Backward", "ActNN", "Backprop with Approximate Activations", "Value-aware Quantization")

@@ -105,13 +105,7 @@ def test_every_public_name_has_an_example_and_its_errors(name):
     assert name in EXAMPLES
     text = FACE[name].__doc__
     assert "Raises:" in text or name in (
-        "FewbitError",
-        "few_bit",
-        "MixedPrecision",
-        "Normalizations",
-        "Plan",
-        "PreActConv2d",
-        "PreActConv3d",
+        *("FewbitError", "few_bit", "MixedPrecision", "Normalizations", "Plan", "PreActConv2d", "PreActConv3d"),
     )
 
 

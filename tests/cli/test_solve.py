@@ -101,16 +101,9 @@ def test_plot_draws_a_picture(run, tmp_path):
 @pytest.mark.parametrize(
     "options",
     [
-        ["-o", "missing/table.json"],
-        ["-o", "folder", "--format", "json"],
-        ["-o", "table.txt"],
-        ["-o", "table"],
-        ["-o", "missing/table.cuh"],
-        ["--format", "cuda"],
-        ["--format", "c"],
-        ["--plot", "missing/plot.png"],
-        ["--plot", "plot.gif"],
-        ["-o", "fine.json", "--plot", "missing/plot.png"],
+        *(["-o", "missing/table.json"], ["-o", "folder", "--format", "json"], ["-o", "table.txt"], ["-o", "table"]),
+        *(["-o", "missing/table.cuh"], ["--format", "cuda"], ["--format", "c"], ["--plot", "missing/plot.png"]),
+        *(["--plot", "plot.gif"], ["-o", "fine.json", "--plot", "missing/plot.png"]),
     ],
     ids=" ".join,
 )

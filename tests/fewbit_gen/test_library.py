@@ -10,13 +10,9 @@ from fewbit.fewbit_gen.library import find_or_solve
 from fewbit.tables import Table, load_table
 
 SCALED = [
-    ("silu(beta=2)", "uniform:-5,5"),
-    ("silu(beta=0.5)", "normal:0,2"),
-    ("quick_gelu", f"normal:0,{1 / 1.702!r}"),
-    ("softplus(beta=4)", "uniform:-2.5,2.5"),
-    ("celu(alpha=2)", "uniform:-20,20"),
-    ("celu(alpha=3)", "uniform:-30,30"),
-    ("celu(alpha=0.25)", "normal:0,0.25"),
+    *(("silu(beta=2)", "uniform:-5,5"), ("silu(beta=0.5)", "normal:0,2"), ("quick_gelu", f"normal:0,{1 / 1.702!r}")),
+    *(("softplus(beta=4)", "uniform:-2.5,2.5"), ("celu(alpha=2)", "uniform:-20,20")),
+    *(("celu(alpha=3)", "uniform:-30,30"), ("celu(alpha=0.25)", "normal:0,0.25")),
 ]
 
 

@@ -59,18 +59,9 @@ def test_shares_count_or_are_refused(shares):
 @pytest.mark.parametrize(
     "spec",
     [
-        "uniform:-1０,10",
-        "uniform:-1_0,10",
-        "uniform:٣,10",
-        "normal:0,１",
-        "uniform:nan,1",
-        "uniform:-inf,inf",
-        "0.5*normal:0,1+０.5*normal:1,1",
-        "0.5*normal:0,1+0_5*normal:1,1",
-        "1e-200*normal:0,1",
-        "1e-200*normal:0,1+1*normal:3,1",
-        "1e-20*normal:0,1+1*normal:3,1",
-        "1e-400*normal:0,1+1*normal:3,1",
+        *("uniform:-1０,10", "uniform:-1_0,10", "uniform:٣,10", "normal:0,１", "uniform:nan,1", "uniform:-inf,inf"),
+        *("0.5*normal:0,1+０.5*normal:1,1", "0.5*normal:0,1+0_5*normal:1,1", "1e-200*normal:0,1"),
+        *("1e-200*normal:0,1+1*normal:3,1", "1e-20*normal:0,1+1*normal:3,1", "1e-400*normal:0,1+1*normal:3,1"),
     ],
 )
 def test_what_float_would_take_or_lose_is_refused(spec):

@@ -537,12 +537,9 @@ class TestBatchesAndLosses:
     @pytest.mark.parametrize(
         ("batches", "message"),
         [
-            ([], "there are no batches"),
-            (iter(()), "there are no batches"),
-            (torch.zeros(3, 8), r"not Tensor; \[batch\] is one"),
-            ({"x": torch.zeros(3, 8)}, "not dict"),
-            ("text", "not str"),
-            (None, "not NoneType"),
+            *(([], "there are no batches"), (iter(()), "there are no batches")),
+            *((torch.zeros(3, 8), r"not Tensor; \[batch\] is one"), ({"x": torch.zeros(3, 8)}, "not dict")),
+            *(("text", "not str"), (None, "not NoneType")),
             ([3], "a batch is a tensor, a tuple or a dict, not int; inputs="),
         ],
     )

@@ -30,12 +30,9 @@ def awkward(n, dtype, seed):
 @pytest.mark.parametrize(
     ("function", "dtype", "bits", "copies"),
     [
-        ("relu", torch.float32, 1, (4, 4)),
-        ("relu", torch.bfloat16, 1, (3, 5)),
-        ("relu", torch.float16, 1, (1, 8)),
-        ("silu", torch.float32, 3, (4, 4)),
-        ("silu", torch.bfloat16, 3, (4, 4)),
-        ("silu", torch.float16, 4, (6, 2)),
+        *(("relu", torch.float32, 1, (4, 4)), ("relu", torch.bfloat16, 1, (3, 5))),
+        *(("relu", torch.float16, 1, (1, 8)), ("silu", torch.float32, 3, (4, 4))),
+        *(("silu", torch.bfloat16, 3, (4, 4)), ("silu", torch.float16, 4, (6, 2))),
         ("sigmoid", torch.bfloat16, 2, (7, 4)),
     ],
     ids=str,

@@ -46,17 +46,8 @@ def cases():
 
 
 NAMES = (
-    "another",
-    "separate",
-    "max_pool",
-    "max_pool, one image",
-    "max_pool_backward",
-    "preact_encode",
-    "preact_decode",
-    "preact_backward",
-    "preact_backward, parameters",
-    "attention",
-    "attention_backward",
+    *("another", "separate", "max_pool", "max_pool, one image", "max_pool_backward", "preact_encode"),
+    *("preact_decode", "preact_backward", "preact_backward, parameters", "attention", "attention_backward"),
 )  # apart from `cases`, which runs kernels: not while tests are collected
 
 
@@ -110,13 +101,9 @@ class TestRefused:
     @pytest.mark.parametrize(
         "change",
         [
-            {"places": lambda p: p[:-1]},
-            {"places": lambda p: p.int()},
-            {"shape": lambda s: [3, 5, 6, 2]},
-            {"shape": lambda s: [2, 5, 6, 7]},
-            {"shape": lambda s: [5, 6, 7]},
-            {"window": lambda w: ([2], [1], [1], [2])},
-            {"window": lambda w: ([200, 3], *w[1:])},
+            *({"places": lambda p: p[:-1]}, {"places": lambda p: p.int()}, {"shape": lambda s: [3, 5, 6, 2]}),
+            *({"shape": lambda s: [2, 5, 6, 7]}, {"shape": lambda s: [5, 6, 7]}),
+            *({"window": lambda w: ([2], [1], [1], [2])}, {"window": lambda w: ([200, 3], *w[1:])}),
             {"window": lambda w: (w[0], [0, 0], *w[2:])},
         ],
     )
@@ -131,14 +118,9 @@ class TestRefused:
     @pytest.mark.parametrize(
         "change",
         [
-            {"packed": lambda p: p[:-1]},
-            {"packed": lambda p: p.int()},
-            {"gamma": lambda g: g[:-1]},
-            {"beta": lambda b: b.int()},
-            {"bits": lambda b: 4},
-            {"bits": lambda b: 9},
-            {"shape": lambda s: (3, 4, 6, 7)},
-            {"stride": lambda s: (1000, 42, 7, 1)},
+            *({"packed": lambda p: p[:-1]}, {"packed": lambda p: p.int()}, {"gamma": lambda g: g[:-1]}),
+            *({"beta": lambda b: b.int()}, {"bits": lambda b: 4}, {"bits": lambda b: 9}),
+            *({"shape": lambda s: (3, 4, 6, 7)}, {"stride": lambda s: (1000, 42, 7, 1)}),
         ],
     )
     def test_preactivation(self, change):

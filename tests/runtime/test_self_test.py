@@ -15,14 +15,8 @@ FAMILIES = ("activation", "rounding", "per_group", "rotated", "fixed_point", "ou
 # Functions that other checks run through: copies of gated MLPs and buffers are the quantizers' kernels, and the places
 # of maxima are max_pool's.
 INSIDE = {
-    "glu copy",
-    "glu values",
-    "per_group quantize_buffers",
-    "per_group dequantize_buffers",
-    "rotated quantize_buffers",
-    "rotated dequantize_buffers",
-    "pooling places_of",
-    "pooling gradient",
+    *("glu copy", "glu values", "per_group quantize_buffers", "per_group dequantize_buffers"),
+    *("rotated quantize_buffers", "rotated dequantize_buffers", "pooling places_of", "pooling gradient"),
 }
 
 

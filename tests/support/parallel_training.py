@@ -1,7 +1,7 @@
-"""What each of two processes runs: `python parallel_training.py RANK FILE`, FILE being where they meet.
+"""What each of two processes runs: `python parallel_training.py RANK FILE NAME...`, FILE being where they meet.
 
-It says "done KIND" for every kind of parallelism whose gradients are those of one process, and "done LEVEL" for every
-level of compressed layers whose gradients are the mean over the processes.
+It says "done NAME" for every kind of parallelism whose gradients are those of one process, for those of gated MLPs, and
+for every level of compressed layers whose gradients are the mean over the processes.
 """
 
 import sys
@@ -9,13 +9,11 @@ import sys
 import fewbit
 import torch
 import torch.distributed as dist
+from fewbit.nn import GatedMLP
 from processes import PROCESSES, group_of_two
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
-
-LEVELS = ("L2", "L3", "L4")
-KINDS = ("ddp", "ddp-checkpointed", "ddp-compiled", "fsdp")
 
 
 class Checkpointed(nn.Sequential):
@@ -40,17 +38,21 @@ def gradients(model, x):
 
 
 def parallel(kind, model):
-    """The model as this kind of parallelism wraps it, and the modules that are sharded."""
+    """The model as this kind of parallelism wraps it; of a gated MLP a projection may be sharded by itself."""
     if kind == "fsdp":
         from torch.distributed.fsdp import fully_shard
 
         mesh = dist.device_mesh.init_device_mesh("cpu", (PROCESSES,))
         for layer in model:
-            fully_shard(layer, mesh=mesh)
+            fully_shard(layer.down_proj if getattr(layer, "fused", False) else layer, mesh=mesh)
         return fully_shard(model, mesh=mesh)
     if kind == "ddp-compiled":
         model = torch.compile(model, backend="aot_eager")
     return nn.parallel.DistributedDataParallel(model)
+
+
+def whole(gradient):
+    return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
 
 
 def compare(kind, rank):
@@ -58,10 +60,27 @@ def compare(kind, rank):
     container = Checkpointed if kind == "ddp-checkpointed" else nn.Sequential
     expected = gradients(make(), x)
     found = gradients(parallel(kind, make(container)), x.chunk(PROCESSES)[rank])
-    for ours, one in zip(found, expected, strict=True):
-        whole = ours.full_tensor() if isinstance(ours, DTensor) else ours
+    for ours, one in zip(map(whole, found), expected, strict=True):
         # A mean of means is summed in another order; a wrong code would move a gradient by a hundredth of itself.
-        torch.testing.assert_close(whole, one, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(ours, one, rtol=1e-4, atol=1e-6)
+
+
+def gated(keep, input_bits):
+    torch.manual_seed(0)
+    options = {"keep": keep, "bits": 8, "copy_bits": 8, "input_bits": input_bits}
+    return nn.Sequential(GatedMLP(8, 32, **options), GatedMLP(8, 32, fused=True, **options), nn.Linear(8, 3))
+
+
+def compare_gated(kind, rank):
+    """Each process draws roundings of its own: gradients of few bits are held against the exact ones."""
+    x = torch.randn(4 * PROCESSES, 5, 8, generator=torch.Generator().manual_seed(1))
+    expected = gradients(gated("exact", None), x)
+    for keep, input_bits, tolerance in (("exact", None, 1e-5), ("parts", None, 0.1), ("inputs", 8, 0.1)):
+        model = parallel(kind, gated(keep, input_bits))
+        torch.manual_seed(rank)
+        found = gradients(model, x.chunk(PROCESSES)[rank])
+        for ours, one in zip(map(whole, found), expected, strict=True):
+            assert (ours - one).norm() <= tolerance * one.norm(), (kind, keep)
 
 
 def compressed(level):
@@ -95,15 +114,13 @@ def compare_compressed(level, rank):
             optimizer.zero_grad()
 
 
-def main(rank):
-    for kind in KINDS:
-        compare(kind, rank)
-        print("done", kind, flush=True)
-    for level in LEVELS:
-        compare_compressed(level, rank)
-        print("done", level, flush=True)
+def main(rank, names):
+    for name in names:
+        kind, _, of_gated = name.partition(" of ")
+        (compare_gated if of_gated else compare_compressed if name[0] == "L" else compare)(kind, rank)
+        print("done", name, flush=True)
 
 
 if __name__ == "__main__":
     with group_of_two(rank := int(sys.argv[1]), sys.argv[2]):
-        main(rank)
+        main(rank, sys.argv[3:])

@@ -14,32 +14,12 @@ INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 # Class name in torch.nn and in fewbit, with arguments that both take.
 ACTIVATIONS = [
-    ("ReLU", {}),
-    ("ReLU6", {}),
-    ("LeakyReLU", {}),
-    ("LeakyReLU", {"negative_slope": 0.3}),
-    ("ELU", {}),
-    ("ELU", {"alpha": 0.7}),
-    ("CELU", {"alpha": 2.0}),
-    ("SELU", {}),
-    ("GELU", {}),
-    ("GELU", {"approximate": "tanh"}),
-    ("SiLU", {}),
-    ("Mish", {}),
-    ("Softplus", {}),
-    ("Softplus", {"beta": 2.0, "threshold": 5.0}),
-    ("Softsign", {}),
-    ("Sigmoid", {}),
-    ("LogSigmoid", {}),
-    ("Tanh", {}),
-    ("Tanhshrink", {}),
-    ("Hardtanh", {}),
-    ("Hardtanh", {"min_val": -0.7, "max_val": 0.1}),
-    ("Hardsigmoid", {}),
-    ("Hardswish", {}),
-    ("Hardshrink", {}),
-    ("Hardshrink", {"lambd": 0.3}),
-    ("Softshrink", {}),
+    *(("ReLU", {}), ("ReLU6", {}), ("LeakyReLU", {}), ("LeakyReLU", {"negative_slope": 0.3}), ("ELU", {})),
+    *(("ELU", {"alpha": 0.7}), ("CELU", {"alpha": 2.0}), ("SELU", {}), ("GELU", {})),
+    *(("GELU", {"approximate": "tanh"}), ("SiLU", {}), ("Mish", {}), ("Softplus", {})),
+    *(("Softplus", {"beta": 2.0, "threshold": 5.0}), ("Softsign", {}), ("Sigmoid", {}), ("LogSigmoid", {})),
+    *(("Tanh", {}), ("Tanhshrink", {}), ("Hardtanh", {}), ("Hardtanh", {"min_val": -0.7, "max_val": 0.1})),
+    *(("Hardsigmoid", {}), ("Hardswish", {}), ("Hardshrink", {}), ("Hardshrink", {"lambd": 0.3}), ("Softshrink", {})),
     ("Threshold", {"threshold": 0.1, "value": 20}),
 ]
 ACTIVATION_IDS = [name + "".join(f"-{v}" for v in arguments.values()) for name, arguments in ACTIVATIONS]
@@ -47,17 +27,8 @@ ACTIVATION_IDS = [name + "".join(f"-{v}" for v in arguments.values()) for name, 
 EXACT = ("ReLU", "ReLU6", "LeakyReLU", "Hardtanh", "Hardsigmoid", "Hardshrink", "Softshrink", "Threshold")
 # Those that torch has in place.
 INPLACE = [
-    ("ReLU", {}),
-    ("ReLU6", {}),
-    ("LeakyReLU", {}),
-    ("ELU", {}),
-    ("CELU", {}),
-    ("SELU", {}),
-    ("SiLU", {}),
-    ("Mish", {}),
-    ("Hardtanh", {"max_val": 0.7}),
-    ("Hardsigmoid", {}),
-    ("Hardswish", {}),
+    *(("ReLU", {}), ("ReLU6", {}), ("LeakyReLU", {}), ("ELU", {}), ("CELU", {}), ("SELU", {}), ("SiLU", {})),
+    *(("Mish", {}), ("Hardtanh", {"max_val": 0.7}), ("Hardsigmoid", {}), ("Hardswish", {})),
     ("Threshold", {"threshold": 0.1, "value": 20}),
 ]
 INPLACE_IDS = [name for name, _ in INPLACE]

@@ -12,18 +12,9 @@ KNOWN = ("gelu", "gelu_tanh", "relu", "selu", "sigmoid", "silu", "softplus", "ta
 @pytest.mark.parametrize(
     ("spelling", "name"),
     [
-        ("gelu", "gelu"),
-        ("GELU", "gelu"),
-        (" SiLU ", "silu"),
-        ("Swish", "silu"),
-        ("logistic", "sigmoid"),
-        ("gelu-tanh", "gelu_tanh"),
-        ("GeluTanh", "gelu_tanh"),
-        ("gelu_new", "gelu_tanh"),
-        ("soft_plus", "softplus"),
-        ("gelou", None),
-        ("", None),
-        ("gelu_", "gelu"),
+        *(("gelu", "gelu"), ("GELU", "gelu"), (" SiLU ", "silu"), ("Swish", "silu"), ("logistic", "sigmoid")),
+        *(("gelu-tanh", "gelu_tanh"), ("GeluTanh", "gelu_tanh"), ("gelu_new", "gelu_tanh")),
+        *(("soft_plus", "softplus"), ("gelou", None), ("", None), ("gelu_", "gelu")),
     ],
 )
 def test_spellings_reach_one_name(spelling, name):
@@ -63,13 +54,8 @@ def test_numbers_read_back_to_the_same_bits(value):
 
 
 SPELLINGS = [
-    "uniform:-10.0,1e1",
-    " Uniform : -10 , +10.",
-    "normal:0.0,1",
-    "NORMAL:-.5,2.50e-1",
-    "laplace:-0,1E+1",
-    "0.70*normal:0,1.0+0.3*laplace:1,2",
-    "1e+5*normal:-1,1 + 2.5e0 * uniform:-1,+.5",
+    *("uniform:-10.0,1e1", " Uniform : -10 , +10.", "normal:0.0,1", "NORMAL:-.5,2.50e-1", "laplace:-0,1E+1"),
+    *("0.70*normal:0,1.0+0.3*laplace:1,2", "1e+5*normal:-1,1 + 2.5e0 * uniform:-1,+.5"),
 ]
 
 

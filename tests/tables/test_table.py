@@ -144,12 +144,8 @@ class TestIdentity:
     @pytest.mark.parametrize(
         ("field", "value"),
         [
-            ("activation", "silu"),
-            ("weight", "normal:0,1"),
-            ("boundaries", [-1.0, 0.5, np.nextafter(2.0, 3.0)]),
-            ("codes", [0, 1, 2, 0]),
-            ("levels", [0.0, 0.5, np.nextafter(1.0, 2.0)]),
-            ("error", 0.5),
+            *(("activation", "silu"), ("weight", "normal:0,1"), ("boundaries", [-1.0, 0.5, np.nextafter(2.0, 3.0)])),
+            *(("codes", [0, 1, 2, 0]), ("levels", [0.0, 0.5, np.nextafter(1.0, 2.0)]), ("error", 0.5)),
             ("lower_bound", None),
         ],
     )

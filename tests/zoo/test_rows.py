@@ -15,14 +15,8 @@ from .wide import WIDE
 pytest.importorskip("transformers")
 
 ROWS = [
-    ("gpt2", "exact"),
-    ("gpt2", "3 bits"),
-    ("llama", "L2"),
-    ("llama", "glu=parts"),
-    ("qwen3", "L2"),
-    ("resnet", "L2"),
-    ("resnet", "outliers=0.02"),
-    ("vit", "L2 + hooks"),
+    *(("gpt2", "exact"), ("gpt2", "3 bits"), ("llama", "L2"), ("llama", "glu=parts"), ("qwen3", "L2")),
+    *(("resnet", "L2"), ("resnet", "outliers=0.02"), ("vit", "L2 + hooks")),
 ]
 # Of the wide zoo: ops in place on the outputs of layers, layers in several calls, and a scatter among them.
 WIDE_ROWS = [("deberta", "L2"), ("graph network", "hooks"), ("u-net", "L2"), ("recurrent", "3 bits")]
@@ -51,21 +45,13 @@ def test_sound_row_breaks_no_rule():
 @pytest.mark.parametrize(
     ("fault", "rule"),
     [
-        ({"evaluation": False}, "forward"),
-        ({"training": False}, "forward"),
-        ({"masks": False}, "masks"),
-        ({"state": False}, "generator"),
-        ({"kept_bytes": 2, "exact_bytes": 1}, "bytes"),
-        ({"weights": 0.26}, "gradient"),
-        ({"inputs": 0.26}, "gradient"),
-        ({"method": "hooks", "weights": math.nan}, "gradient"),
-        ({"method": "exact", "weights": 1e-9}, "gradient"),
-        ({"reverted": "outputs differ"}, "revert"),
-        ({"state_dict": "keys differ"}, "state_dict"),
-        ({"copied": "its outputs differ"}, "deepcopy"),
-        ({"pickled": "its outputs differ"}, "pickle"),
-        ({"silent": "glu"}, "silent"),
-        ({"failure": "RuntimeError: no"}, "failure"),
+        *(({"evaluation": False}, "forward"), ({"training": False}, "forward"), ({"masks": False}, "masks")),
+        *(({"state": False}, "generator"), ({"kept_bytes": 2, "exact_bytes": 1}, "bytes")),
+        *(({"weights": 0.26}, "gradient"), ({"inputs": 0.26}, "gradient")),
+        *(({"method": "hooks", "weights": math.nan}, "gradient"), ({"method": "exact", "weights": 1e-9}, "gradient")),
+        *(({"reverted": "outputs differ"}, "revert"), ({"state_dict": "keys differ"}, "state_dict")),
+        *(({"copied": "its outputs differ"}, "deepcopy"), ({"pickled": "its outputs differ"}, "pickle")),
+        *(({"silent": "glu"}, "silent"), ({"failure": "RuntimeError: no"}, "failure")),
     ],
 )
 def test_each_fault_breaks_its_rule(fault, rule):

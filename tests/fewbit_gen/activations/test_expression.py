@@ -40,24 +40,13 @@ class TestDerivative:
     @pytest.mark.parametrize(
         ("text", "family"),
         [
-            ("x*sigmoid(x)", "silu"),
-            ("x*sigmoid(1.702*x)", "quick_gelu"),
-            ("x*sigmoid(-3*x)", "silu(beta=-3)"),
-            ("1/(1+exp(-x))", "sigmoid"),
-            ("x*erfc(-x/sqrt(2))/2", "gelu"),
-            ("x*(1+tanh(sqrt(2/pi)*(x+0.044715*x**3)))/2", "gelu_tanh"),
-            ("x*tanh(log1p(exp(x)))", "mish"),
-            ("-log1p(exp(-x))", "logsigmoid"),
-            ("x-tanh(x)", "tanhshrink"),
-            ("x/(1+abs(x))", "softsign"),
-            ("where(x>0, x, 2*expm1(x))", "elu(alpha=2)"),
-            ("max(x, 0)", "relu"),
-            ("clip(x, -1, 1)", "hardtanh"),
-            ("where(abs(x)>0.5, x, 0)", "hardshrink"),
-            ("sign(x)*relu(abs(x)-0.5)", "softshrink"),
-            ("x*min(max(x+3,0),6)/6", "hardswish"),
-            ("relu(x)**2", "squared_relu"),
-            ("e**-(x**2)", "gaussian"),
+            *(("x*sigmoid(x)", "silu"), ("x*sigmoid(1.702*x)", "quick_gelu"), ("x*sigmoid(-3*x)", "silu(beta=-3)")),
+            *(("1/(1+exp(-x))", "sigmoid"), ("x*erfc(-x/sqrt(2))/2", "gelu")),
+            *(("x*(1+tanh(sqrt(2/pi)*(x+0.044715*x**3)))/2", "gelu_tanh"), ("x*tanh(log1p(exp(x)))", "mish")),
+            *(("-log1p(exp(-x))", "logsigmoid"), ("x-tanh(x)", "tanhshrink"), ("x/(1+abs(x))", "softsign")),
+            *(("where(x>0, x, 2*expm1(x))", "elu(alpha=2)"), ("max(x, 0)", "relu"), ("clip(x, -1, 1)", "hardtanh")),
+            *(("where(abs(x)>0.5, x, 0)", "hardshrink"), ("sign(x)*relu(abs(x)-0.5)", "softshrink")),
+            *(("x*min(max(x+3,0),6)/6", "hardswish"), ("relu(x)**2", "squared_relu"), ("e**-(x**2)", "gaussian")),
             ("(exp(x)-exp(-x))/(exp(x)+exp(-x))", "tanh"),
         ],
     )
@@ -174,13 +163,8 @@ class TestKinks:
     @pytest.mark.parametrize(
         ("text", "levels"),
         [
-            ("relu(x)", 2),
-            ("abs(x)", 2),
-            ("x*sign(x)", 2),
-            ("clip(x,0,6)", 2),
-            ("max(x,-1,2*x-3)", 3),
-            ("where(x>1,3*x,x/7)", 2),
-            ("x", 1),
+            *(("relu(x)", 2), ("abs(x)", 2), ("x*sign(x)", 2), ("clip(x,0,6)", 2), ("max(x,-1,2*x-3)", 3)),
+            *(("where(x>1,3*x,x/7)", 2), ("x", 1)),
         ],
     )
     @pytest.mark.parametrize("kind", ["shared", "interval"])
@@ -197,14 +181,8 @@ class TestReach:
     @pytest.mark.parametrize(
         ("text", "low", "high"),
         [
-            ("gelu(x)", 8, 9),
-            ("gelu(x/10)", 80, 90),
-            ("x*sigmoid(2*x)", 18, 21),
-            ("relu(x-7)", 7, 7.02),
-            ("x", 1, 1),
-            ("arctan(x)", 90, 110),
-            ("x**2", np.inf, np.inf),
-            ("sin(x)", np.inf, np.inf),
+            *(("gelu(x)", 8, 9), ("gelu(x/10)", 80, 90), ("x*sigmoid(2*x)", 18, 21), ("relu(x-7)", 7, 7.02)),
+            *(("x", 1, 1), ("arctan(x)", 90, 110), ("x**2", np.inf, np.inf), ("sin(x)", np.inf, np.inf)),
             ("exp(x)", np.inf, np.inf),
         ],
     )
@@ -222,15 +200,10 @@ class TestName:
     @pytest.mark.parametrize(
         ("text", "name"),
         [
-            (" x * sigmoid( 1.7020*x ) ", "x*sigmoid(1.702*x)"),
-            ("x**2.0", "x**2"),
-            ("((x))", "x"),
-            ("1e-5*x", "1e-05*x"),
-            ("swish(x)+ReLU(x)", "silu(x)+relu(x)"),
-            ("Softplus(x, beta = 2.0)", "softplus(x,beta=2)"),
-            ("where(0<x<=1, x, 0)", "where(0<x<=1,x,0)"),
-            ("maximum(x, absolute(x))", "max(x,abs(x))"),
-            ("(x+1)*x", "(x+1)*x"),
+            *((" x * sigmoid( 1.7020*x ) ", "x*sigmoid(1.702*x)"), ("x**2.0", "x**2"), ("((x))", "x")),
+            *(("1e-5*x", "1e-05*x"), ("swish(x)+ReLU(x)", "silu(x)+relu(x)")),
+            *(("Softplus(x, beta = 2.0)", "softplus(x,beta=2)"), ("where(0<x<=1, x, 0)", "where(0<x<=1,x,0)")),
+            *(("maximum(x, absolute(x))", "max(x,abs(x))"), ("(x+1)*x", "(x+1)*x")),
         ],
     )
     def test_is_its_canonical_text(self, text, name):
@@ -243,9 +216,15 @@ class TestName:
 HOSTILE = [
     ("x.__class__", "cannot take 'x.__class__'"),
     ("x.real*2", "cannot take 'x.real'"),
-    ("().__class__.__bases__[0].__subclasses__()[0](x)", "cannot take"),
-    ("x.__class__(x)", "cannot take"),
-    ("__import__('os').system('x')*x", "cannot take"),
+    *(
+        (text, "cannot take")
+        for text in (
+            *("().__class__.__bases__[0].__subclasses__()[0](x)", "x.__class__(x)", "__import__('os').system('x')*x"),
+            *("sigmoid(x)(x)", "x*...", "x*'a'", "x*b'a'", "f'{x}'", "(lambda x: x)(x)", "(y:=x)", "[x for x in [1]]"),
+            *("{x: 1}", "(x, x)", "[x]", "x[0]", "x and x", "not x", "~x", "x // 2", "x % 2", "x @ x", "x << 2"),
+            *("x ^ 2", "(yield x)", "(await x)"),
+        )
+    ),
     ("__import__(x)", "unknown function '__import__'"),
     ("eval(x)", "unknown function 'eval'"),
     ("open(x)", "unknown function 'open'"),
@@ -254,37 +233,15 @@ HOSTILE = [
     ("sigmod(x)", "unknown function 'sigmod' in the expression; nearest: sigmoid"),
     ("x(x)", "unknown function 'x'"),
     ("pi(x)", "unknown function 'pi'"),
-    ("sigmoid(x)(x)", "cannot take"),
     ("x*y", "unknown name 'y' in the expression; it has x, pi, e"),
     ("x*inf", "unknown name 'inf'"),
     ("x*True", "cannot take 'True'"),
     ("x*None", "cannot take 'None'"),
-    ("x*...", "cannot take"),
     ("x*2j", "cannot take '2j'"),
-    ("x*'a'", "cannot take"),
-    ("x*b'a'", "cannot take"),
-    ("f'{x}'", "cannot take"),
     ("lambda: x", "cannot take 'lambda: x'"),
-    ("(lambda x: x)(x)", "cannot take"),
-    ("(y:=x)", "cannot take"),
-    ("[x for x in [1]]", "cannot take"),
-    ("{x: 1}", "cannot take"),
     ("sum(x for _ in x)", "unknown function 'sum'"),
-    ("(x, x)", "cannot take"),
-    ("[x]", "cannot take"),
-    ("x[0]", "cannot take"),
     ("x if x > 0 else 0", "cannot take .*where"),
-    ("x and x", "cannot take"),
-    ("not x", "cannot take"),
-    ("~x", "cannot take"),
     ("x > 0", "cannot take 'x > 0'"),
-    ("x // 2", "cannot take"),
-    ("x % 2", "cannot take"),
-    ("x @ x", "cannot take"),
-    ("x << 2", "cannot take"),
-    ("x ^ 2", "cannot take"),
-    ("(yield x)", "cannot take"),
-    ("(await x)", "cannot take"),
     ("abs(*x)", "takes its arguments one by one"),
     ("abs(**x)", "cannot take the arguments"),
     ("relu(**{'x': x})", "cannot take the arguments"),
@@ -314,19 +271,17 @@ HOSTILE = [
     ("+".join("x" * 400), "nested 60 deep"),
     ("+".join(["x"] * 5000), "at most 1000 characters, not 9999"),
     ("x+" + "(" * 100_000, "at most 1000 characters"),
-    ("x*\N{MATHEMATICAL ITALIC SMALL X}", "cannot read activation"),
+    *(
+        (text, "cannot read activation")
+        for text in (
+            *("x*\N{MATHEMATICAL ITALIC SMALL X}", "ｅｘｅｃ(x)", "x*\N{ZERO WIDTH SPACE}x", "x\0", "x; x", "x = 1"),
+            *("x +", "x-", "(x"),
+        )
+    ),
     ("x²", "unknown activation"),
-    ("ｅｘｅｃ(x)", "cannot read activation"),
-    ("x*\N{ZERO WIDTH SPACE}x", "cannot read activation"),
-    ("x\0", "cannot read activation"),
-    ("x; x", "cannot read activation"),
     ("x\nx", "unknown activation"),
     ("import x", "unknown activation"),
-    ("x = 1", "cannot read activation"),
-    ("x +", "cannot read activation"),
     ("x**", r"cannot read activation 'x\*\*'; write a name, "),
-    ("x-", "cannot read activation"),
-    ("(x", "cannot read activation"),
 ]
 
 

@@ -60,19 +60,6 @@ def test_a_further_variant_trains_by_its_options():
     assert few.kept(tokens) < 0.5 * exact.kept(tokens)
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (("eager", "{}"), "eager is a variant already"),
-        (("mine", "[1]"), "no mapping in JSON"),
-        (("mine", '{"bit": 4}'), "'bit' is no option of the backend fewbit"),
-    ],
-)
-def test_options_of_further_variants_are_checked(run, options, said):
-    outcome = run("bench", "compiled", "--options", *options)
-    assert outcome.status != 0 and said in outcome.err
-
-
 @pytest.mark.parametrize("model", MODELS)
 def test_every_eager_variant_keeps_less_than_exact_training_and_no_more_gradients_err(model):
     case = Case(model, "float32", layers=1, batch=2, tokens=64)
@@ -176,9 +163,3 @@ def test_a_peak_whose_process_died_is_said(monkeypatch, capsys):
     monkeypatch.setattr(bench, "call_apart", dies)
     assert bench._peak_apart(SMALL, "eager", 1) is None
     assert capsys.readouterr().err == "no peak of eager: its process died\n"
-
-
-@pytest.mark.parametrize("arguments", [["--model", "Lama"], ["--variant", "fewbit-7"], ["--layers", "0"]])
-def test_names_and_sizes_are_checked(run, arguments):
-    outcome = run("bench", "compiled", *arguments)
-    assert (outcome.status, outcome.err.count("\n")) == (2, 1)

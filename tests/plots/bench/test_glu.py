@@ -35,12 +35,8 @@ def test_a_row_as_text():
 @pytest.mark.parametrize(
     ("numbers", "met"),
     [
-        ({}, True),
-        ({"units": 0.76}, False),
-        ({"ratio": 1.16}, False),
-        ({"ratio": None}, True),
-        ({"bars": (None, 1.15)}, True),
-        ({"bars": (None, None)}, None),
+        *(({}, True), ({"units": 0.76}, False), ({"ratio": 1.16}, False), ({"ratio": None}, True)),
+        *(({"bars": (None, 1.15)}, True), ({"bars": (None, None)}, None)),
     ],
 )
 def test_a_row_is_held_to_the_bars_that_there_are(numbers, met):

@@ -48,12 +48,6 @@ def test_a_row_as_text():
     assert last == "largest batch: bar met: yes"
 
 
-@pytest.mark.parametrize("arguments", [["--batch", "0"], ["--image-size", "32"], ["--steps", "x"]])
-def test_sizes_are_checked(run, arguments):
-    outcome = run("bench", "levels", *arguments)
-    assert (outcome.status, outcome.err.count("\n")) == (2, 1)
-
-
 def test_fewer_bits_keep_less():
     exact, first, second, third = measure(Case(4, 64), 1, levels=("exact", "L1", "L2", "L3"))
     assert exact.kept > second.kept > third.kept

@@ -38,12 +38,6 @@ def test_a_step_is_held_to_the_bar_by_the_clock(ratio, met):
     assert row.met is met and row.to_dict()["met"] is met
 
 
-@pytest.mark.parametrize("arguments", [["--bits", "1"], ["--bits", "9"], ["--ratio", "1.5"]])
-def test_arguments_are_checked(run, arguments):
-    outcome = run("bench", "outliers", *arguments)
-    assert (outcome.status, outcome.err.count("\n")) == (2, 1)
-
-
 def test_cases_convert_whole():
     """Every ReLU and convolution of them saves by V-Quant, and they take the images they are said to."""
     for case in (*bench.CASES, *bench.GPU_CASES):

@@ -27,8 +27,3 @@ def test_a_bar_is_met_up_to_its_ratio(device, bar):
     for ratio, met in ((bar, True), (bar + 1e-9, False)):
         row = StepTime("a", 4, 1.0, 1.0, 1.0, ratio, 2.0, BARS[device])
         assert row.met is met and row.to_dict()["met"] is met
-
-
-def test_bits_are_checked(run):
-    outcome = run("bench", "preact", "--bits", "9")
-    assert (outcome.status, outcome.err.count("\n")) == (2, 1)

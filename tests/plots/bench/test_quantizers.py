@@ -1,6 +1,5 @@
 import json
 
-import pytest
 from fewbit.plots.bench.quantizers import QuantizerTiming
 
 
@@ -34,8 +33,3 @@ def test_bars_of_a_gpu_are_its_own():
         "reference": True,
         "fitted": True,
     }
-
-
-@pytest.mark.parametrize("options", [["--bits", "9"], ["--dtype", "float64"], ["--mib", 0], ["--device", "tpu"]])
-def test_wrong_use_is_refused(run, options):
-    assert run("bench", "quantizers", *options).status == 2

@@ -1,11 +1,12 @@
 """What all benches share on the command line: options, checks before the measurement, the report."""
 
 import json
+import shlex
 
 import click
 import pytest
 import torch
-from fewbit.cli.main import fewbit, main
+from fewbit.cli.main import fewbit
 from fewbit.plots.bench.report import Machine, Report, bench_command, rounds_option, this_machine
 
 
@@ -94,6 +95,40 @@ def test_the_lines_of_the_help_page_are_those_of_the_commands():
         assert found.name == name and found.help.splitlines()[0] == line
 
 
-def test_a_bench_that_there_is_not_is_told_with_those_spelled_alike(capsys):
-    assert main(["bench", "level"]) == 2
-    assert "no command 'level'; did you mean levels" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("level", "no command 'level'; did you mean levels"),
+        ("activation glu", "no module 'glu' to measure; nearest: GELU"),
+        ("activation gelu --dtype int8", "dtype must be one of float32"),
+        ("activation gelu --shape 4x0", "not a shape such as 4096x4096"),
+        ("activation gelu --shape big", "not a shape such as 4096x4096"),
+        ("activation gelu --bits 9", "bits must be a whole number from 1 to 8"),
+        ("activation gelu -o /no/such/folder/bench.json", "cannot write"),
+        ("activation gelu --bars", "--bars measures activations of its own: name none"),
+        ("compiled --model Lama", "Lama"),
+        ("compiled --variant fewbit-7", "fewbit-7"),
+        ("compiled --layers 0", "0 is not in the range"),
+        ("compiled --options eager {}", "eager is a variant already"),
+        ("compiled --options mine [1]", "no mapping in JSON"),
+        ("compiled --options mine '{\"bit\": 4}'", "'bit' is no option of the backend fewbit"),
+        ("kernel-times --elements 8", "8 is not in the range"),
+        ("kernel-times --dtype float64", "float64"),
+        ("kernel-times --rounds 0", "0 is not in the range"),
+        ("levels --batch 0", "0 is not in the range"),
+        ("levels --image-size 32", "32 is not in the range"),
+        ("levels --steps x", "'x' is not a valid integer"),
+        ("outliers --bits 1", "1"),
+        ("outliers --bits 9", "9"),
+        ("outliers --ratio 1.5", "1.5"),
+        ("preact --bits 9", "9"),
+        ("quantizers --bits 9", "9"),
+        ("quantizers --dtype float64", "float64"),
+        ("quantizers --mib 0", "0 is not in the range"),
+        ("quantizers --device tpu", "tpu"),
+    ],
+)
+def test_wrong_use_is_one_line_and_status_2(run, command, said):
+    outcome = run("bench", *shlex.split(command))
+    assert (outcome.status, outcome.out, outcome.err.count("\n")) == (2, "", 1)
+    assert said in outcome.err

@@ -5,12 +5,8 @@ ROWS = [
     for dtype in ("bfloat16", "float32")
     for n in (2**22, 2**20)
     for who, which, bits, gbs in [
-        ("copy", "copy", 0, 4000.0),
-        ("torch", "forward", 16, 3500.0),
-        ("torch", "both", 16, 3000.0),
-        ("fewbit", "forward", 3, 3900.0),
-        ("fewbit", "forward", 4, 3800.0),
-        ("fewbit", "backward", 3, 3950.0),
+        *(("copy", "copy", 0, 4000.0), ("torch", "forward", 16, 3500.0), ("torch", "both", 16, 3000.0)),
+        *(("fewbit", "forward", 3, 3900.0), ("fewbit", "forward", 4, 3800.0), ("fewbit", "backward", 3, 3950.0)),
     ]
 ]
 

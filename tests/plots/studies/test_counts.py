@@ -9,11 +9,6 @@ def row(**case):
     return {**case, **counts.measure(case)}
 
 
-def test_cells_are_told_from_each_other():
-    cases = counts.cases()
-    assert len(cases) == 70 and len({tuple(case.items()) for case in cases}) == 70
-
-
 def test_a_level_counts_weights_images_and_what_is_saved():
     exact, two = (row(table=ACTNN, network="AlexNet", batch=4, level=level) for level in ("exact", "L3"))
     weights = 61_100_840 * 4 * 3 / 2**30

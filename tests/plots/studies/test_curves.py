@@ -31,8 +31,3 @@ def test_lines_pair_runs_of_one_seed(rows):
 
 def test_the_figure_has_a_row_for_each_activation(rows):
     assert len(curves.draw(rows).axes) == 6
-
-
-def test_every_seed_has_an_exact_run():
-    cases = curves.cases()
-    assert len(cases) == 75 and len({tuple(case.items()) for case in cases}) == 75

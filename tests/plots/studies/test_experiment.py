@@ -69,7 +69,9 @@ def test_the_command_says_how_long_and_measures(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("name", command.EXPERIMENTS)
 def test_each_experiment_has_a_page_and_a_time(name):
     experiment = command.experiment_of(name)
+    cases = experiment.cases()
     assert experiment.name == name
-    assert all(experiment.seconds(case) > 0 for case in experiment.cases())
+    assert all(experiment.seconds(case) > 0 for case in cases)
+    assert len({tuple(case.items()) for case in cases}) == len(cases)
     page = (command.RESULTS / f"{name}.md").read_text()
     assert all(f"**{part}.**" in page for part in ("Question", "Design", "Refuted by", "Outcome", "Limits"))

@@ -55,11 +55,8 @@ def test_serves_tensors_and_parameters():
 @pytest.mark.parametrize(
     "x",
     [
-        torch.ones(3).as_subclass(Subclass),
-        torch.ones(3, device="meta"),
-        torch.ones(3).to_sparse(),
-        torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
-        torch._neg_view(torch.ones(3)),
+        *(torch.ones(3).as_subclass(Subclass), torch.ones(3, device="meta"), torch.ones(3).to_sparse()),
+        *(torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), torch._neg_view(torch.ones(3))),
         FakeTensorMode().from_tensor(torch.ones(3)),
     ],
     ids=["subclass", "meta", "sparse", "quantized", "negated", "fake"],

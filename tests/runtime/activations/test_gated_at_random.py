@@ -11,6 +11,7 @@ from fewbit.functional import swiglu
 from fewbit.runtime.activations.gated_modules import SwiGLU
 from fewbit.runtime.layers.gated_mlp import GatedMLP
 from glu_cases import UNITS, grads, kept_bytes, pair, relative, same
+from small_modules import Gated
 from torch import nn
 
 DRAWS = 200
@@ -89,30 +90,18 @@ def test_a_table_has_the_rounding_of_its_kind():
         SwiGLU(table=table, rounding="deterministic")
 
 
-class Block(nn.Module):
-    """A gated MLP as transformers writes it."""
-
-    def __init__(self):
-        super().__init__()
-        self.gate_proj, self.up_proj, self.down_proj = nn.Linear(16, 32), nn.Linear(16, 32), nn.Linear(32, 16)
-        self.act_fn = nn.SiLU()
-
-    def forward(self, x):
-        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
-
-
 @pytest.mark.parametrize(
     ("options", "at_random"),
     [({}, False), ({"rounding": "stochastic"}, True), ({"level": "L2"}, True), ({"level": "L0"}, True)],
 )
 def test_conversion_rounds_as_activations_are(options, at_random):
-    model = nn.Sequential(nn.Linear(16, 16), Block())
+    model = nn.Sequential(nn.Linear(16, 16), Gated(16, 32))
     fewbit.convert(model, glu="parts", **options)
     assert isinstance(model[1], GatedMLP) and model[1].plan.at_random == at_random
 
 
 def test_a_given_table_stays():
     table = fewbit.load_table("silu", bits=3)
-    model = nn.Sequential(nn.Linear(16, 16), Block())
+    model = nn.Sequential(nn.Linear(16, 16), Gated(16, 32))
     fewbit.convert(model, glu="parts", rounding="stochastic", tables={"silu": table})
     assert not model[1].plan.at_random

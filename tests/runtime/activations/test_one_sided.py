@@ -12,14 +12,8 @@ from torch import nn
 
 INF = math.inf
 CASES = [
-    ("Hardtanh", (-0.1, INF)),
-    ("Hardtanh", (-INF, 0.1)),
-    ("Hardtanh", (-INF, INF)),
-    ("Threshold", (0.1, -INF)),
-    ("Threshold", (-INF, 3.0)),
-    ("Threshold", (INF, 3.0)),
-    ("Hardshrink", (INF,)),
-    ("Hardshrink", (-INF,)),
+    *(("Hardtanh", (-0.1, INF)), ("Hardtanh", (-INF, 0.1)), ("Hardtanh", (-INF, INF)), ("Threshold", (0.1, -INF))),
+    *(("Threshold", (-INF, 3.0)), ("Threshold", (INF, 3.0)), ("Hardshrink", (INF,)), ("Hardshrink", (-INF,))),
 ]
 cases = pytest.mark.parametrize(("name", "arguments"), CASES)
 

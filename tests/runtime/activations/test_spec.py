@@ -8,7 +8,6 @@ import pydoc
 import activation_stubs
 import fewbit
 import pytest
-import torch
 from fewbit.fewbit_gen import parse_activation, solve
 from fewbit.runtime.activations import catch, functional, modules
 from fewbit.runtime.activations.generate import define
@@ -98,15 +97,6 @@ class TestWhatFollows:
             assert made.__doc__.partition("\n\n")[0].endswith(".")
             assert pickle.loads(pickle.dumps(made)) is made
             assert pydoc.render_doc(made)
-
-    @pytest.mark.sample(3)
-    def test_functions_trace_with_the_caller(self, module, row):
-        function, parameters = getattr(functional, row.name), parameters_of(row.name)
-        compiled = torch.compile(lambda x: function(x * 2, *parameters), fullgraph=True, backend="aot_eager")
-        x = torch.linspace(-4, 4, 33, requires_grad=True)
-        y, expected = compiled(x), function(x * 2, *parameters)
-        assert torch.equal(y, expected)
-        assert torch.equal(*(torch.autograd.grad(z.sum(), x)[0] for z in (y, expected)))
 
 
 def test_names_and_modules_are_told_apart():

@@ -300,21 +300,6 @@ class TestCompiled:
         for a, b in zip(*(torch.autograd.grad(z, x, torch.ones_like(z)) for z in (y, expected)), strict=True):
             assert_same_bits(a, b)
 
-    @pytest.mark.sample(1)
-    @pytest.mark.parametrize(
-        "activation", ["x*sigmoid(1.702*x)", "hardtanh(max_val=0.7)", torch.sin, snake], ids=name_of
-    )
-    def test_the_function_equals_eager(self, activation):
-
-        def f(x):
-            return fewbit.functional.activation(x, activation, bits=2) * 2
-
-        x = torch.linspace(-3, 3, 60, requires_grad=True)
-        compiled = torch.compile(f, fullgraph=True, backend="aot_eager")
-        assert_same_bits(compiled(x), f(x))
-        for a, b in zip(*(torch.autograd.grad(g(x).sum(), x) for g in (compiled, f)), strict=True):
-            assert_same_bits(a, b)
-
 
 @pytest.mark.parametrize("dtype", HALVES)
 def test_expressions_in_halves_are_nearer_to_the_truth_than_torchs_steps(dtype):

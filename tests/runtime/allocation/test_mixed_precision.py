@@ -367,14 +367,8 @@ def test_evaluation_changes_nothing_and_remove_restores():
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"bits": 0.99},
-        {"bits": 8.5},
-        {"bits": "2"},
-        {"bits": float("nan")},
-        {"gradients": "last"},
-        {"momentum": 1.0},
-        {"every": 0},
-        {"group_size": 0},
+        *({"bits": 0.99}, {"bits": 8.5}, {"bits": "2"}, {"bits": float("nan")}, {"gradients": "last"}),
+        *({"momentum": 1.0}, {"every": 0}, {"group_size": 0}),
     ],
 )
 def test_arguments_are_checked(arguments):

@@ -17,27 +17,10 @@ from torch.nn import functional as F
 
 NEEDED = {"threshold": ",threshold=0.5,value=2"}
 EXPRESSIONS = [
-    "x*sigmoid(1.702*x)",
-    "x",
-    "+x",
-    "-x/3",
-    "2**x",
-    "x**2",
-    "(1+abs(x))**-0.5",
-    "sqrt(2/pi)*x+e-exp(1)",
-    "where(x>0,1,2)",
-    "where(0.5 >= x > -1, x, -x)",
-    "where(x<=sin(x),1/4,x)",
-    "max(x,0.1*x,-3)",
-    "min(3,x)",
-    "max(1,x,2)",
-    "clip(x,-1,2)",
-    "clip(x,x/2,cosh(x))",
-    "silu(x,beta=2)",
-    "Softplus(x,beta=2,threshold=3)",
-    "maximum(x,-x)",
-    "0.5*x*(1+erf(x/sqrt(2)))",
-    "leaky_relu(x,negative_slope=0.3)+arctan(x)",
+    *("x*sigmoid(1.702*x)", "x", "+x", "-x/3", "2**x", "x**2", "(1+abs(x))**-0.5", "sqrt(2/pi)*x+e-exp(1)"),
+    *("where(x>0,1,2)", "where(0.5 >= x > -1, x, -x)", "where(x<=sin(x),1/4,x)", "max(x,0.1*x,-3)", "min(3,x)"),
+    *("max(1,x,2)", "clip(x,-1,2)", "clip(x,x/2,cosh(x))", "silu(x,beta=2)", "Softplus(x,beta=2,threshold=3)"),
+    *("maximum(x,-x)", "0.5*x*(1+erf(x/sqrt(2)))", "leaky_relu(x,negative_slope=0.3)+arctan(x)"),
 ]
 
 
@@ -137,15 +120,8 @@ def test_a_name_is_no_expression(text):
 @pytest.mark.parametrize(
     "text",
     [
-        "__import__('os').system('true')*x",
-        "x.real",
-        "[x]",
-        "lambda x: x",
-        "x if x else x",
-        "x@x",
-        "foo(x)",
-        "y*x",
-        "x(x)",
+        *("__import__('os').system('true')*x", "x.real", "[x]", "lambda x: x", "x if x else x", "x@x", "foo(x)"),
+        *("y*x", "x(x)"),
     ],
 )
 def test_nothing_else_is_taken(text):

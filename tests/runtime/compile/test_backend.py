@@ -375,11 +375,7 @@ class TestOptions:
         ("bits", "quantizer", "of_scores"),
         [
             *[
-                (1, "groups", 2),
-                (2, "groups", 4),
-                (3, "groups", 6),
-                (4, "auto", 8),
-                (8, "auto", 8),
+                *((1, "groups", 2), (2, "groups", 4), (3, "groups", 6), (4, "auto", 8), (8, "auto", 8)),
                 (None, "auto", None),
             ],
             *[(1, "auto", 2), (2, "auto", 3), (3, "auto", 4), (4, "rotated", 5), (8, "rotated", 8)],
@@ -393,22 +389,12 @@ class TestOptions:
 
     def test_each_change_is_another_compilation_to_caches(self):
         changes = [
-            {},
-            {"bits": 4},
-            {"bits": 3},
-            {"bits": {"linear": 4}},
-            {"bits": {"linear": 3}},
+            *({}, {"bits": 4}, {"bits": 3}, {"bits": {"linear": 4}}, {"bits": {"linear": 3}}),
             {"rounding": "nearest"},
         ]
         changes += [
-            {"group": 256},
-            {"keep": ("head",)},
-            {"smallest": 1},
-            {"recompute": 0.5},
-            {"budget": 10**6},
-            {"tables": False},
-            {"quantizer": "rotated"},
-            {"bits": {"nonlinear": 4}},
+            *({"group": 256}, {"keep": ("head",)}, {"smallest": 1}, {"recompute": 0.5}, {"budget": 10**6}),
+            *({"tables": False}, {"quantizer": "rotated"}, {"bits": {"nonlinear": 4}}),
         ]
         assert len({CompileOptions.of(change).uuid() for change in changes}) == len(changes)
         assert CompileOptions(bits=4).uuid() == CompileOptions(bits=4).uuid()

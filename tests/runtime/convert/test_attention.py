@@ -1,15 +1,14 @@
 """`attention=6`: modules that call torch's attention by name, in plain torch and in transformers."""
 
 import copy
-import io
 
 import fewbit
 import pytest
 import torch
-from fewbit import FewbitError, memory
+from fewbit import memory
 from fewbit.quantizers import PerGroup
+from small_modules import Attends
 from torch import nn
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import (
     GPT2Config,
@@ -25,19 +24,6 @@ from transformers import (
 IDS = torch.randint(3, 100, (2, 48), generator=torch.Generator().manual_seed(0))
 SIZES = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "use_cache": False}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
-
-
-class Attends(nn.Module):
-    """Attention in plain torch: causal, grouped queries."""
-
-    def __init__(self):
-        super().__init__()
-        self.q, self.k, self.v, self.o = nn.Linear(64, 64), nn.Linear(64, 32), nn.Linear(64, 32), nn.Linear(64, 64)
-
-    def forward(self, x, scale=2.0):
-        q, k, v = (layer(x).unflatten(-1, (-1, 16)).transpose(1, 2) for layer in (self.q, self.k, self.v))
-        y = F.scaled_dot_product_attention(q * scale, k, v, is_causal=True, enable_gqa=True)
-        return self.o(y.transpose(1, 2).flatten(2))
 
 
 class Through(nn.Module):
@@ -138,22 +124,6 @@ def test_the_next_layer_saves_the_output_in_its_bits_and_nobody_as_it_is():
     assert whole == ["0"]  # the batch, which the caller holds
 
 
-def test_revert_copies_and_pickles(case):
-    model, batch, _ = case
-    exact = step(model, batch)
-    classes = [type(module) for module in model.modules()]
-    fewbit.convert(model, level="L2", attention=4)
-    buffer = io.BytesIO()
-    torch.save(model, buffer)
-    buffer.seek(0)
-    for twin in (copy.deepcopy(model), torch.load(buffer, weights_only=False), model):
-        assert torch.equal(step(twin, batch)[0], exact[0])
-        fewbit.revert(twin)
-        assert [type(module) for module in twin.modules()] == classes
-        assert all(map(torch.equal, step(twin, batch), exact))
-        assert not any("saver" in vars(module) for module in twin.modules())
-
-
 def test_within_hooks_and_checkpoints():
     model, batch = plain()
     exact = step(model, batch)
@@ -203,9 +173,3 @@ def test_selection_and_what_is_left():
     left = {row.name: row.why for row in report.left}
     assert left["0"] == "it is excluded"
     assert "replaced on the instance" in left["1"] and "attribute saver" in left["2"]
-
-
-@pytest.mark.parametrize("bits", [0, 9, 2.5, "6"])
-def test_bits_are_checked(bits):
-    with pytest.raises(FewbitError):
-        fewbit.Attention(bits)

@@ -1,12 +1,9 @@
 """`loss="chunked"`: heads of transformers' models and of others, in chunks, with their own forward and outputs."""
 
-import copy
-import pickle
-
 import fewbit
 import pytest
 import torch
-from fewbit import FewbitError, memory
+from fewbit import memory
 from fewbit.layers import ChunkedHead
 from fewbit.runtime.layers.deferred_logits import DeferredLogits
 from peft import LoraConfig, get_peft_model
@@ -105,19 +102,6 @@ def test_models_of_transformers(name, count):
     assert "loss_chunk_size" not in vars(head)
 
 
-def test_copies_and_pickles():
-    """Copies and pickles of a converted model are converted, and can be reverted."""
-    model = llama()
-    before = step(model)
-    fewbit.convert(model, fewbit.ChunkedLoss(chunk_size=3))
-    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert twin.lm_head.loss_chunk_size == 3
-        check_steps_agree(before, step(twin))
-        fewbit.revert(twin)
-        assert type(twin.lm_head) is nn.Linear
-    assert type(model.lm_head) is ChunkedHead
-
-
 def test_the_report_has_the_bytes():
     """With inputs it states what is no longer saved: float32 logits of all tokens but for their gradients' size."""
     model = llama().requires_grad_(False)
@@ -176,14 +160,6 @@ def test_keywords():
         model.act = nn.GELU()
         fewbit.convert(model, loss="chunked", **more)
         assert (type(model.lm_head), type(model.act)) == (ChunkedHead, act)
-    with pytest.raises(FewbitError, match="loss is 'chunked', not 'tiled'"):
-        fewbit.convert(llama(), loss="tiled")
-    with pytest.raises(FewbitError, match="heads names 'haed', and the model has no module of that name"):
-        fewbit.convert(llama(), fewbit.ChunkedLoss("haed"))
-    with pytest.raises(FewbitError, match="heads are names of modules"):
-        fewbit.ChunkedLoss(3)
-    with pytest.raises(FewbitError, match="chunk_size is an integer not below 1"):
-        fewbit.ChunkedLoss(chunk_size=0)
 
 
 def test_heads_that_are_left():

@@ -3,24 +3,15 @@
 import fewbit
 import pytest
 import torch
-from fewbit import BLPA, Activations, ActNN, FewbitError, GatedMLPs, VQuant
+from fewbit import BLPA, Activations, ActNN, Attention, ChunkedLoss, FewbitError, GatedMLPs, VQuant
+from small_modules import Gated
 from torch import nn
-
-
-class Gated(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.gate_proj, self.up_proj = nn.Linear(64, 96, bias=False), nn.Linear(64, 96, bias=False)
-        self.down_proj, self.act_fn = nn.Linear(96, 64, bias=False), nn.SiLU()
-
-    def forward(self, x):
-        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
 
 
 def model():
     torch.manual_seed(0)
     chain = [nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 64)]
-    return nn.Sequential(nn.Linear(64, 64), nn.GELU(), *chain, Gated(), nn.Linear(64, 8))
+    return nn.Sequential(nn.Linear(64, 64), nn.GELU(), *chain, Gated(64, 96, bias=False), nn.Linear(64, 8))
 
 
 SUGAR = {
@@ -75,14 +66,25 @@ def test_activations_may_be_left():
         ),
         (("L2",), {}, "bits must be a whole number from 1 to 8"),
         ((ActNN,), {}, "bits must be a whole number from 1 to 8"),
+        # Beside a method that is right, and comes first.
+        ((), {"glu": "parts", "level": "L9"}, "level is one of L0"),
+        ((), {"glu": "parts", "outliers": "2%"}, "ratio is a number"),
+        ((), {"glu": "parts", "fuse_preact": 9}, "bits must be a whole number"),
+        ((), {"fuse_preact": 4, "level": "L2", "bits": 1.5}, "whole number"),
+        ((), {"glu": "parts", "level": "L2", "exclude": "nothing"}, "nothing"),
+        ((), {"outliers": 0.02, "exclude": "conv"}, "conv"),
+        ((), {"level": "L2", "outliers": 0.02, "glu": "parts"}, "^level and outliers exclude each other: both want ev"),
+        ((), {"glu": {"keep": "parts", "bits": 3}}, "glu takes keep, copy_bits and input_bits, not 'bits'"),
+        ((), {"loss": "tiled"}, "loss is 'chunked', not 'tiled'"),
+        ((ChunkedLoss("haed"),), {}, "heads names 'haed', and the model has no module of that name"),
     ],
 )
 def test_what_makes_no_sense_is_refused_and_the_model_left(arguments, keywords, message):
     m = model()
     before = repr(m)
-    with pytest.raises(FewbitError, match=message):
+    with pytest.raises(FewbitError, match=message) as caught:
         fewbit.convert(m, *arguments, **keywords)
-    assert repr(m) == before
+    assert "\n" not in str(caught.value) and repr(m) == before
 
 
 @pytest.mark.parametrize(
@@ -90,9 +92,16 @@ def test_what_makes_no_sense_is_refused_and_the_model_left(arguments, keywords, 
     [
         (lambda: ActNN("L6"), "level is one of L0, L1, L2, L3, L4, L5"),
         (lambda: ActNN("L2", bits=2.5), "bits is a whole number from 1 to 8 at this level"),
-        (lambda: BLPA(bits=9), "bits must be a whole number from 1 to 8"),
-        (lambda: VQuant(ratio=2), "ratio is a number from 0 to 1"),
-        (lambda: GatedMLPs("all"), "keep"),
+        (lambda: ActNN(2), "level is one of L0"),
+        *((lambda bits=bits: ActNN("L3", bits=bits), "from 1 to 8") for bits in (0.5, 9, "2")),
+        *((lambda bits=bits: BLPA(bits=bits), "bits must be a whole number from 1 to 8") for bits in (0, 9, "4")),
+        *((lambda bits=bits: Attention(bits), "bits") for bits in (0, 9, 2.5, "6")),
+        (lambda: VQuant(ratio=2), "ratio is a number from 0 to 1, not 2"),
+        (lambda: VQuant(bits=9), "bits"),
+        (lambda: ChunkedLoss(3), "heads are names of modules"),
+        (lambda: ChunkedLoss(chunk_size=0), "chunk_size is an integer not below 1"),
+        (lambda: GatedMLPs("all"), "keep is one of"),
+        (lambda: GatedMLPs(copy_bits=11), "copy_bits is an integer"),
         (lambda: GatedMLPs(input_bits=0), "input_bits is an integer from 1 to 8 or None"),
         (lambda: Activations(0), "bits must be a whole number from 1 to 8"),
     ],

@@ -1,6 +1,5 @@
 import copy
 import gc
-import io
 import pickle
 import weakref
 from collections import OrderedDict
@@ -83,20 +82,6 @@ class TestAModel:
         with torch.no_grad():
             assert_same_bits(model.eval()(inputs()), plain.eval()(inputs()))
 
-    def test_keeps_names_state_mode_and_weights(self):
-        model = Net()
-        model.blocks[0].act.eval()
-        names = [name for name, _ in model.named_modules(remove_duplicate=False)]
-        state, parameters = model.state_dict(), list(model.parameters())
-        modes = [module.training for module in model.modules()]
-        convert(model)
-        assert [name for name, _ in model.named_modules(remove_duplicate=False)] == names
-        assert [module.training for module in model.modules()] == modes
-        assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
-        assert list(model.state_dict()) == list(state)
-        model.load_state_dict(state)
-        assert model.state_dict()._metadata == state._metadata
-
     def test_shares_what_was_shared(self):
         model = Net()
         report = convert(model)
@@ -104,42 +89,6 @@ class TestAModel:
         assert isinstance(model.alias, fewbit.Softplus)
         assert [row.name for row in report.replaced].count("blocks.0.shared") == 1
         assert "alias" not in [row.name for row in report.replaced]
-
-    def test_is_put_back_whole(self):
-        model = Net()
-        modules = list(model.modules())
-        text = repr(model)
-        convert(model)
-        assert repr(model) != text
-        assert revert(model) is model
-        assert all(a is b for a, b in zip(modules, model.modules(), strict=True))
-        assert repr(model) == text
-        assert revert(model) is model
-
-    @pytest.mark.parametrize("twin", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-    def test_copies_and_pickles_can_be_put_back_too(self, twin):
-        model = Net()
-        text, exact = repr(model), step(copy.deepcopy(model), inputs())
-        convert(model, bits=2)
-        other = twin(model)
-        for a, b in zip(step(other, inputs())[1], step(model, inputs())[1], strict=True):
-            assert torch.equal(a, b)
-        revert(other)
-        assert repr(other) == text
-        assert other.alias is other.blocks[0].shared
-        other.load_state_dict(Net().state_dict())
-        y, grads = step(other, inputs())
-        assert_same_bits(y, exact[0])
-        assert all(torch.equal(a, b) for a, b in zip(grads, exact[1], strict=True))
-        assert isinstance(model.alias, FewBitActivation)
-
-    def test_saved_whole_is_loaded_converted(self):
-        model = Net()
-        convert(model, bits=2)
-        buffer = io.BytesIO()
-        torch.save(model, buffer)
-        buffer.seek(0)
-        assert repr(torch.load(buffer, weights_only=False)) == repr(model)
 
     def test_converted_again_has_the_new_bits_and_the_same_original(self):
         model = Net()
@@ -160,22 +109,6 @@ class TestAModel:
 
 
 class TestHooks:
-    def test_registered_before_go_on_and_their_handles_remove_them(self):
-        model, calls = nn.Sequential(nn.Linear(3, 3), nn.GELU()), []
-        handles = [
-            model[1].register_forward_hook(lambda *_: calls.append("forward")),
-            model[1].register_forward_pre_hook(lambda *_, **__: calls.append("pre"), with_kwargs=True),
-            model[1].register_full_backward_hook(lambda *_: calls.append("backward")),
-            model[1].register_full_backward_pre_hook(lambda *_: calls.append("backward pre")),
-        ]
-        convert(model)
-        model(torch.ones(2, 3)).sum().backward()
-        assert calls == ["pre", "forward", "backward pre", "backward"]
-        for handle in handles:
-            handle.remove()
-        model(torch.ones(2, 3)).sum().backward()
-        assert len(calls) == 4
-
     def test_registered_afterwards_stay_when_it_is_put_back(self):
         model, calls = nn.Sequential(nn.Linear(3, 3), nn.GELU()), []
         convert(model)
@@ -332,15 +265,6 @@ class TestFunctionsInAttributes:
             assert type(twin.activation) is type(original)
         assert layer.activation is original
         assert list(vars(layer)) == list(vars(plain))
-
-    def test_one_that_holds_a_module_has_its_fast_path_still(self):
-        layer = nn.TransformerEncoderLayer(8, 2, 32, activation=nn.GELU(), batch_first=True).eval()
-        x = torch.randn(2, 3, 8)
-        with torch.no_grad():
-            expected = layer(x)
-        convert(layer)
-        with torch.no_grad():
-            assert_same_bits(layer(x), expected)
 
     def test_in_a_whole_encoder_with_its_fast_path(self):
         layer = nn.TransformerEncoderLayer(8, 2, 32, activation="gelu", batch_first=True)
@@ -561,10 +485,6 @@ class TestReport:
         report = convert(long, level="L3", inputs=inputs)
         assert report.replaced and max(map(len, str(report).splitlines())) <= 100
 
-    def test_has_the_model(self):
-        model = Net()
-        assert convert(model).model is model
-
     @pytest.mark.parametrize("activation", [nn.GELU(), nn.SiLU(inplace=True)])
     def test_has_the_new_module_where_the_model_is_an_activation(self, activation):
         report = convert(activation, bits=2)
@@ -627,28 +547,6 @@ def gpt2():
     return transformers.GPT2LMHeadModel(config), {"input_ids": ids, "labels": ids}
 
 
-def roberta():
-    transformers = pytest.importorskip("transformers")
-    config = transformers.RobertaConfig(
-        num_hidden_layers=2,
-        hidden_size=16,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=16,
-        vocab_size=50,
-    )
-    ids = torch.arange(20).view(2, 10)
-    return transformers.RobertaForMaskedLM(config), {"input_ids": ids, "labels": ids}
-
-
-def clip():
-    transformers = pytest.importorskip("transformers")
-    config = transformers.CLIPVisionConfig(
-        hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=8, patch_size=4
-    )
-    return transformers.CLIPVisionModel(config), {"pixel_values": torch.randn(2, 3, 8, 8)}
-
-
 def llama():
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
@@ -658,10 +556,10 @@ def llama():
     return transformers.LlamaForCausalLM(config), {"input_ids": ids, "labels": ids}
 
 
-MODELS = [linear_gelu_linear, gpt2, roberta, clip, llama]
+MODELS = [linear_gelu_linear, gpt2, llama]
 
 
-@pytest.mark.parametrize("make", [linear_gelu_linear, gpt2, roberta])
+@pytest.mark.parametrize("make", [linear_gelu_linear, gpt2])
 def test_nothing_keeps_the_input_of_a_few_bit_activation(make):
     torch.manual_seed(0)
     model, batch = make()
@@ -704,23 +602,6 @@ class TestModels:
         y, grads = step(model, **batch)
         assert_same_bits(y, expected)
         assert distance(grads, exact) < 0.1
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_gradient_checkpointing_of_transformers(reentrant):
-    torch.manual_seed(0)
-    model, batch = gpt2()
-    model.eval()
-    convert(model, bits=2)
-    _, expected = step(model, **batch)
-    model.train()
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-    model.enable_input_require_grads()
-    _, grads = step(model, **batch)
-    assert all(torch.equal(a, b) for a, b in zip(grads, expected, strict=True))
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.utils.checkpoint
 from fewbit import memory
+from small_modules import Gated
 from torch import nn
 
 WAYS = {"L2": {"level": "L2"}, "L3": {"level": "L3"}, "3 bits and large values": {"outliers": 0.02}}
@@ -148,27 +149,17 @@ def test_a_fused_chain_keeps_what_its_gradients_need(make, shape, x_wanted, trai
 # ---- gated MLPs ------------------------------------------------------------------------------------------------------
 
 
-class Gated(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.gate_proj, self.up_proj = nn.Linear(32, 64, bias=False), nn.Linear(32, 64)
-        self.down_proj, self.act_fn = nn.Linear(64, 32), nn.SiLU()
-
-    def forward(self, x):
-        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
-
-
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("glu", ["parts", "inputs", "exact", {"input_bits": 4}], ids=str)
 @pytest.mark.parametrize("hooked", [False, True])
 def test_a_gated_mlp_keeps_no_more_than_torchs(glu, hooked):
-    names = [name for name, _ in Gated().named_parameters()]
+    names = [name for name, _ in Gated(32, 64).named_parameters()]
     for x_wanted, *chosen in itertools.product((False, True), repeat=len(names) + 1):
         if not x_wanted and not any(chosen):
             continue
         wanted = {name for name, choice in zip(names, chosen, strict=True) if choice}
         torch.manual_seed(0)
-        exact = frozen(Gated(), wanted.__contains__, True)
+        exact = frozen(Gated(32, 64), wanted.__contains__, True)
         x = torch.randn(ROWS, requires_grad=x_wanted)
         expected = gradients_of(exact, x)
         ours = copy.deepcopy(exact)
@@ -248,7 +239,7 @@ def test_lora_in_gated_mlps_beside_a_level():
     class Block(nn.Module):
         def __init__(self):
             super().__init__()
-            self.norm, self.mlp = nn.LayerNorm(32), Gated()
+            self.norm, self.mlp = nn.LayerNorm(32), Gated(32, 64)
             self.mlp.requires_grad_(False)
             self.mlp.up_proj, self.mlp.down_proj = LoRA(self.mlp.up_proj), LoRA(self.mlp.down_proj)
 

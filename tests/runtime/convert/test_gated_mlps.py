@@ -5,7 +5,6 @@ import copy
 import fewbit
 import pytest
 import torch
-from fewbit import FewbitError
 from fewbit.nn import GatedMLP
 from glu_cases import same
 from torch import nn
@@ -87,13 +86,6 @@ def test_without_the_argument_the_activation_alone():
     assert type(model.model.layers[0].mlp.act_fn).__name__ == "SiLUActivation"
 
 
-def test_a_copy_can_be_reverted():
-    model = model_of()
-    fewbit.convert(model, glu="parts")
-    other = fewbit.revert(copy.deepcopy(model))
-    assert same(other(IDS).logits, model(IDS).logits) and type(other.model.layers[0].mlp).__name__ == "LlamaMLP"
-
-
 class Mine(nn.Module):
     """A block of the user's, with the names and operations of Llama's."""
 
@@ -123,19 +115,3 @@ def test_blocks_are_known_by_what_they_compute():
     why = "it has the modules of Llama, but its forward is none that fewbit knows"
     assert why in [row.why for row in report.left]
     assert [row.name for row in report.replaced] == ["act_fn"]
-
-
-@pytest.mark.parametrize(
-    ("glu", "message"),
-    [
-        ("all", "keep is one of"),
-        ({"keep": "parts", "bits": 3}, "glu takes keep, copy_bits and input_bits, not 'bits'"),
-        ({"copy_bits": 11}, "copy_bits is an integer"),
-        ({"input_bits": 0}, "input_bits is an integer from 1 to 8 or None, not 0"),
-    ],
-)
-def test_wrong_arguments_change_nothing(glu, message):
-    model = model_of()
-    with pytest.raises(FewbitError, match=message):
-        fewbit.convert(model, glu=glu)
-    assert type(model.model.layers[0].mlp).__name__ == "LlamaMLP"

@@ -216,13 +216,8 @@ def test_torchs_transformers(cls, dropout, taken):
 @pytest.mark.parametrize(
     ("function", "expected"),
     [
-        (torch.relu, {"output"}),
-        (torch.relu_, {"output"}),
-        (torch.tanh, {"output"}),
-        (torch.sigmoid, {"output"}),
-        (F.gelu, {"input"}),
-        (F.leaky_relu, {"input"}),
-        (lambda x: F.elu(x, inplace=True), {"output"}),
+        *((torch.relu, {"output"}), (torch.relu_, {"output"}), (torch.tanh, {"output"}), (torch.sigmoid, {"output"})),
+        *((F.gelu, {"input"}), (F.leaky_relu, {"input"}), (lambda x: F.elu(x, inplace=True), {"output"})),
         (lambda x: F.silu(x, inplace=True), {"other"}),
         (lambda x: x * torch.sigmoid(1.702 * x), {"input", "other"}),
     ],

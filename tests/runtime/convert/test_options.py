@@ -1,27 +1,13 @@
 """Several methods in one `fewbit.convert`: each takes what those before it have left."""
 
-import copy
-import pickle
-
 import fewbit
 import pytest
 import torch
-from fewbit import FewbitError, layers, memory
+from fewbit import layers, memory
 from fewbit.nn import GatedMLP
 from fewbit.runtime.inference.vquant import OutlierSaver, ValueAwareReLU
+from small_modules import Gated
 from torch import nn
-
-
-class Gated(nn.Module):
-    """A gated MLP with the names of Llama's."""
-
-    def __init__(self):
-        super().__init__()
-        self.gate_proj, self.up_proj, self.down_proj = nn.Linear(32, 96), nn.Linear(32, 96), nn.Linear(96, 32)
-        self.act_fn = nn.SiLU()
-
-    def forward(self, x):
-        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
 
 
 class Layer(nn.Module):
@@ -119,26 +105,6 @@ def test_less_is_kept_than_by_either_alone(make, x, arguments, bits):
 
     alone = [kept(**{name: value}) for name, value in arguments.items()]
     assert kept(**arguments) < min(alone)
-
-
-@pytest.mark.sample(1)
-@combinations
-def test_one_revert_undoes_all_of_copies_and_pickles_too(make, x, arguments, bits):
-    model, original = make(), make()
-    modules = dict(model.named_modules())
-    expected = memory.profile(original, x)
-    fewbit.convert(model, 3, **arguments)
-    kept = memory.profile(model, x).total
-    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert memory.profile(other, x).total == kept
-        assert torch.equal(other(x), model(x))
-        gradients(other, x)
-        assert kinds(fewbit.revert(other)) == kinds(original)
-        assert not other._forward_pre_hooks
-        assert memory.profile(other, x).total == expected.total
-    assert fewbit.revert(model) is model
-    assert all(module is modules[name] for name, module in model.named_modules())
-    assert all("forward" not in vars(module) and "saver" not in vars(module) for module in model.modules())
 
 
 class TestWhoTakesWhat:
@@ -261,30 +227,3 @@ class TestAfterEachOther:
         assert [row.name for row in report.replaced] == ["3", "4"]
         assert type(own[0].linear) is nn.Conv2d and type(own[2].gate_proj) is nn.Linear
         own(torch.randn(2, 3, 8, 8)).sum().backward()
-
-
-@pytest.mark.parametrize("more", [{}, {"glu": "parts"}, {"fuse_preact": 4}], ids=str)
-def test_a_level_and_large_values_want_the_same_layers(more):
-    model = both()
-    with pytest.raises(FewbitError, match=r"^level and outliers exclude each other: both want every layer") as caught:
-        fewbit.convert(model, level="L2", outliers=0.02, **more)
-    assert "\n" not in str(caught.value) and kinds(model) == kinds(both())
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"glu": "parts", "level": "L9"},
-        {"glu": "all", "level": "L2"},
-        {"glu": "parts", "outliers": 2},
-        {"glu": "parts", "fuse_preact": 9},
-        {"fuse_preact": 4, "level": "L2", "bits": 1.5},
-        {"glu": "parts", "level": "L2", "exclude": "nothing"},
-    ],
-    ids=str,
-)
-def test_a_wrong_argument_of_any_leaves_the_model_as_it_was(arguments):
-    model = both()
-    with pytest.raises(FewbitError):
-        fewbit.convert(model, **arguments)
-    assert kinds(model) == kinds(both()) and all("forward" not in vars(module) for module in model.modules())

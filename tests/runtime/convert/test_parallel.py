@@ -1,4 +1,4 @@
-"""Two processes on one machine, over gloo: their gradients are those of one process."""
+"""Two processes on one machine, over gloo: their gradients are those of one process; V-Quant's thresholds are local."""
 
 from pathlib import Path
 
@@ -6,31 +6,30 @@ import pytest
 import torch
 from processes import said_by_two
 
-SCRIPT = Path(__file__).parents[2] / "support" / "parallel_training.py"
+SUPPORT = Path(__file__).parents[2] / "support"
+FSDP = hasattr(torch.cpu.Stream, "record_event")  # FSDP2 of older torch does not run on the CPU
+KINDS = ["ddp", "ddp-checkpointed", "ddp-compiled", "ddp of gated MLPs"]
 
 
-@pytest.fixture(scope="module")
-def said(tmp_path_factory):
-    """What two processes that train together say."""
-    return said_by_two(SCRIPT, tmp_path_factory.mktemp("parallel") / "meeting")
-
-
-FSDP = pytest.param(
-    "fsdp",
-    marks=pytest.mark.skipif(
-        not hasattr(torch.cpu.Stream, "record_event"), reason="FSDP2 of this torch does not run on the CPU"
-    ),
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["L2", "L3", "L4"],
+        pytest.param(KINDS, marks=pytest.mark.deep),
+        pytest.param(
+            ["fsdp", "fsdp of gated MLPs"],
+            marks=[pytest.mark.deep, pytest.mark.skipif(not FSDP, reason="no FSDP2 on the CPU")],
+        ),
+    ],
+    ids=["levels", "ddp", "fsdp"],
 )
+def test_gradients_are_those_of_one_process_or_the_mean_over_both(names, tmp_path):
+    for text in said_by_two(SUPPORT / "parallel_training.py", tmp_path / "meeting", *names):
+        assert all(f"done {name}\n" in text for name in names), text
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("kind", ["ddp", "ddp-checkpointed", "ddp-compiled", FSDP])
-def test_gradients_are_those_of_one_process(kind, said):
-    for text in said:
-        assert f"done {kind}\n" in text, text
-
-
-@pytest.mark.parametrize("level", ["L2", "L3", "L4"])
-def test_gradients_of_compressed_layers_are_the_mean_over_the_processes(level, said):
-    for text in said:
-        assert f"done {level}\n" in text, text
+def test_v_quants_threshold_is_local(tmp_path):
+    """Each finds its own in its own activations (V-Quant, Section 4.4)."""
+    for said in said_by_two(SUPPORT / "parallel_outliers.py", tmp_path / "meeting"):
+        assert said.splitlines() == ["local", "large 20", "gradients agree"], said

@@ -1,14 +1,12 @@
 """The caller's batch stays in memory anyway: a layer saves it as it is, and no copy of it."""
 
 import copy
-import pickle
 import weakref
 
 import fewbit
 import pytest
 import torch
 from fewbit import memory
-from fewbit.runtime.inference.vquant import torch_again, value_aware
 from fewbit.runtime.layers import callers
 from torch import nn
 from torch._dynamo.testing import CompileCounter
@@ -184,21 +182,6 @@ def test_checkpoints_recompute_the_same(way, reentrant, inside):
         y.square().mean().backward()
     first, theirs = ((one.block if inside else one)[0].weight.grad for one in (model, exact))
     torch.testing.assert_close(first, theirs)
-
-
-@ways
-def test_revert_copies_and_pickles(way):
-    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8))
-    convert(model, way)
-    convert(model, way)
-    x = torch.randn(32, 64)
-    kept = memory.profile(model, x).total
-    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert memory.profile(twin, x.clone()).total == kept
-        fewbit.revert(twin)
-        assert not twin._forward_pre_hooks and not twin._forward_pre_hooks_with_kwargs
-    value_aware(model)
-    torch_again(model)
 
 
 def test_no_memory_is_kept_alive_and_none_of_another_tensor_is_mistaken_for_it():

@@ -18,12 +18,8 @@ from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
 CASES = [
-    (Net, batch),
-    (lambda: Net(dropout=0.1), batch),
-    (Convs, images),
-    (Attending, batch),
-    (lambda: Attending(shares_output=False), batch),
-    (Gated, batch),
+    *((Net, batch), (lambda: Net(dropout=0.1), batch), (Convs, images), (Attending, batch)),
+    *((lambda: Attending(shares_output=False), batch), (Gated, batch)),
 ]
 
 

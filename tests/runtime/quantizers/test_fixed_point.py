@@ -177,13 +177,8 @@ def test_vectors_changed_in_place_are_told():
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"scale": torch.ones(2)},
-        {"shift": torch.zeros(3, 1)},
-        {"scale": torch.ones(3, dtype=torch.int64)},
-        {"scale": 1.0},
-        {"channel_dim": 2},
-        {"channel_dim": -3},
-        {"channel_dim": 1.0},
+        *({"scale": torch.ones(2)}, {"shift": torch.zeros(3, 1)}, {"scale": torch.ones(3, dtype=torch.int64)}),
+        *({"scale": 1.0}, {"channel_dim": 2}, {"channel_dim": -3}, {"channel_dim": 1.0}),
         {"scale": torch.ones(3, device="meta")},
     ],
 )

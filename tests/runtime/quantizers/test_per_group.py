@@ -322,14 +322,7 @@ class TestBitsOfEachSample:
     @pytest.mark.parametrize(
         "bits",
         [
-            [1, 2],
-            [1, 2, 9],
-            [0, 1, 2],
-            [1.0, 2.0, 3.0],
-            [True, True, True],
-            3,
-            "abc",
-            None,
+            *([1, 2], [1, 2, 9], [0, 1, 2], [1.0, 2.0, 3.0], [True, True, True], 3, "abc", None),
             torch.ones(3, 1, dtype=int),
         ],
     )

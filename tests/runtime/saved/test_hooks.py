@@ -450,16 +450,11 @@ class TestBits:
     @pytest.mark.parametrize(
         ("function", "more"),
         [
-            (lambda x, w: F.gelu(x), 1),
-            (lambda x, w: F.silu(x), 1),
-            (lambda x, w: torch.tanh(x), 1),
-            (lambda x, w: x.softmax(-1), 2),
-            (lambda x, w: x @ x.T, 2),
+            *((lambda x, w: F.gelu(x), 1), (lambda x, w: F.silu(x), 1), (lambda x, w: torch.tanh(x), 1)),
+            *((lambda x, w: x.softmax(-1), 2), (lambda x, w: x @ x.T, 2)),
             (lambda x, w: F.scaled_dot_product_attention(x[None], x[None], x[None]), 6),
-            (lambda x, w: F.linear(x, w), 0),
-            (lambda x, w: x @ w, 0),
-            (lambda x, w: torch.bmm(x[None], w[None]), 0),
-            (lambda x, w: F.layer_norm(x, (64,)), 0),
+            *((lambda x, w: F.linear(x, w), 0), (lambda x, w: x @ w, 0)),
+            *((lambda x, w: torch.bmm(x[None], w[None]), 0), (lambda x, w: F.layer_norm(x, (64,)), 0)),
         ],
     )
     def test_activations_get_one_more_and_scores_two(self, function, more):

@@ -23,14 +23,9 @@ def test_casts_of_one_tensor_have_one_key(h):
 @pytest.mark.parametrize(
     "other",
     [
-        lambda h: (h * 1).double(),
-        lambda h: h.bfloat16(),
-        lambda h: h.double().view(24),
-        lambda h: h.double()[:2],
-        lambda h: h.double().t(),
-        lambda h: h.double() * 1,
-        lambda h: h.detach().double(),
-        lambda h: h.double().add_(1),
+        *(lambda h: (h * 1).double(), lambda h: h.bfloat16(), lambda h: h.double().view(24)),
+        *(lambda h: h.double()[:2], lambda h: h.double().t(), lambda h: h.double() * 1),
+        *(lambda h: h.detach().double(), lambda h: h.double().add_(1)),
     ],
 )
 def test_other_tensors_have_another_or_none(h, other):

@@ -93,11 +93,8 @@ def test_as_few_kernels_as_the_threshold_needs(host):
     x = torch.randn(5000, generator=generator())
     short = [name for name in SEARCH if name != "refine"]
     for numbers, ratio, every, expected in (
-        (x, 0.02, 1, SEARCH),
-        (x.half(), 0.02, 1, short),
-        (x.bfloat16(), 0.02, 1, short),
-        (x, 0, 1, ["survey", "add", "scan"]),
-        (x, 0.02, 5, ["first", "survey", "refine", "survey", "add", "scan"]),
+        *((x, 0.02, 1, SEARCH), (x.half(), 0.02, 1, short), (x.bfloat16(), 0.02, 1, short)),
+        *((x, 0, 1, ["survey", "add", "scan"]), (x, 0.02, 5, ["first", "survey", "refine", "survey", "add", "scan"])),
         (x, 0, 5, ["survey", "add", "scan"]),
     ):
         host.launched.clear()
