@@ -56,8 +56,13 @@ def _outcome_on_a_gpu(file: File) -> Iterator[str]:
     yield f"takes {peak('compile, checkpoints')} GiB and {step('compile, checkpoints')}"
     time, of_peak = _default_beside_checkpoints(file)
     yield f"the default bits take {time}, at {of_peak} of its peak"
-    three, default = step("compile, fewbit 3"), step("compile, fewbit")
-    yield f"the model's step at 3 bits takes {three} of eager's time, where the default takes {default}"
+    two, default = step("compile, fewbit 2"), step("compile, fewbit")
+    yield f"the model's step at 2 bits takes {two} of eager's time, where the default takes {default}"
+    chunked = {way: rows[f"{way}, loss in chunks"] for way in ("compile", "compile, checkpoints", "compile, fewbit")}
+    more = [rows[f"{way}, loss in chunks"]["ms"] - rows[way]["ms"] for way in ("compile", "compile, fewbit")]
+    yield f"The loss in chunks costs {more[0]:.0f} to {more[1]:.0f} ms"
+    peaks = sorted(row["peak"] / 2**30 for way, row in chunked.items() if way != "compile")
+    yield f"peaks are {plain(peaks[0], 1)} to {plain(peaks[1], 1)} GiB"
     layer = {name.removeprefix("layer: "): r for name, r in file["rows"].items() if name.startswith("layer: ")}
     ours, rival, exact = (layer[way] for way in ("compile, fewbit", "compile, checkpoints", "eager"))
     kept = [short(r["kept"] / exact["kept"], 2) for r in (ours, rival)]

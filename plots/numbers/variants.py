@@ -169,6 +169,15 @@ def _two_bits_on_a_gpu(file: File) -> Iterator[str]:
     for bits, name in (*named.items(), ("exact, nudged", "nudged")):
         first, second = each("llama", bits)
         yield f"{name} {shorter(first, 3)} and {shorter(second, 3)}"
+    large = {r["bits"]: r for r in of(file["rows"], model="ten million", seed=0)}
+    exact, nudged, three, two = (large[bits] for bits in ("exact", "exact, nudged", "3 bits", "2 bits"))
+    yield f"exact {exact['validation_loss']:.4f}, nudged {nudged['validation_loss']:.4f}"
+    yield f"3 bits {three['validation_loss']:.4f}, 2 bits {two['validation_loss']:.4f}"
+    last = [short(row["losses"][-1], 3) for row in (exact, nudged, three, two)]
+    yield "{} exact, {} nudged, {} at 3 bits, {} at 2".format(*last)
+    yield "{} and {} of the bytes".format(
+        *(short(row["saved_bytes"] / exact["saved_bytes"], 3) for row in (three, two))
+    )
 
 
 def _auto_candidates(file: File) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """Checks of whole blocks: eager ways, the compile backend, what it records as CUDA graphs, plans, and losses."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -165,7 +166,9 @@ def plans(device: str) -> Said:
             fitted = fit(own, x, loss=_square, memory=memory, optimizer=name, **how)
             peak, plan = _peak(own, own, x), fitted.plan
             numbers = {"memory": memory, "exact": exact, "planned": plan.peak.total, "peak": peak}
-            return {**numbers, "error": plan.error, "time": plan.time, "within": peak <= memory}
+            methods = Counter(choice.method for choice in plan.choices)
+            said = {"error": plan.error, "time": plan.time, "methods": dict(methods)}
+            return {**numbers, **said, "within": peak <= memory}
 
         yield tried(found, name, step)
 

@@ -60,7 +60,8 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 def _checks(rows: Rows) -> Iterator[str]:
     """Yield whether each check holds, and what a call from Python costs."""
-    body = [(_named(name, row), _state(row), _of(row)) for name, row in sorted(rows.items())]
+    names = _marked(rows)
+    body = [(names[name], _state(row), _of(row)) for name, row in sorted(rows.items())]
     yield from _table(("check", "holds", "of"), body)
     yield from _before(rows)
     times = rows.get("overhead", {}).get("microseconds", {})
@@ -69,15 +70,23 @@ def _checks(rows: Rows) -> Iterator[str]:
         yield from _table(("call on 1,000 elements", "µs"), [(name, f"{value:.1f}") for name, value in times.items()])
 
 
-def _named(name: str, row: Row) -> str:
-    return f"{name} ¹" if "commit" in row else name
+def _marked(rows: Rows) -> dict[str, str]:
+    """Return the names as the table has them: with a mark those of earlier runs, to which a later one did not come."""
+    marks = _marks(rows)
+    return {name: f"{name} {marks[row['commit']]}" if "commit" in row else name for name, row in rows.items()}
+
+
+def _marks(rows: Rows) -> dict[str, str]:
+    """Return the mark of each earlier run, by its commit."""
+    commits = dict.fromkeys(row["commit"] for row in rows.values() if "commit" in row)
+    return dict(zip(commits, "¹²³⁴⁵⁶⁷⁸⁹", strict=False))
 
 
 def _before(rows: Rows) -> Iterator[str]:
-    """Yield a line on the rows of an earlier run, which a later one that was cut short did not come to."""
-    for commit in dict.fromkeys(row["commit"] for row in rows.values() if "commit" in row):
+    """Yield a line on the earlier runs."""
+    if marks := _marks(rows):
         yield ""
-        yield f"¹ in the run before, at commit {commit}."
+        yield f"In earlier runs: {', '.join(f'{mark} at commit {commit}' for commit, mark in marks.items())}."
 
 
 def _state(row: Row) -> str:
@@ -95,9 +104,9 @@ def _of(row: Row) -> str:
 
 def _tests(rows: Rows) -> Iterator[str]:
     """Yield the tests' counts, the tools' verdicts, and what failed."""
-    columns = ("passed", "failed", "skipped")
+    names, columns = _marked(rows), ("passed", "failed", "skipped")
     body = [
-        (_named(name, row), _state(row), *(str(row.get(column, "")) for column in columns))
+        (names[name], _state(row), *(str(row.get(column, "")) for column in columns))
         for name, row in sorted(rows.items())
     ]
     yield from _table(("part", "holds", *columns), body)
@@ -147,12 +156,14 @@ def _trainings(rows: Rows) -> Iterator[str]:
         ("model", "The model, 2 × 2,048 tokens"),
     ):
         own = {way: rows[f"{problem}: {way}"] for way in WAYS if f"{problem}: {way}" in rows}
-        eager = own.get("eager", {})
+        eager, names = own.get("eager", {}), _marked(own)
         if own:
             yield f"**{title}** ({_parameters(own)})"
             yield ""
             head = ("way", "peak GiB", "reserved", "kept between the passes", "of eager's", "ms a step", "of eager's")
-            yield from _table((*head, "first step s", "loss"), [_way(way, row, eager) for way, row in own.items()])
+            yield from _table(
+                (*head, "first step s", "loss"), [_way(names[way], row, eager) for way, row in own.items()]
+            )
             yield from _before(own)
             yield ""
 
@@ -165,7 +176,7 @@ def _parameters(rows: Rows) -> str:
 
 
 def _way(way: str, row: Row, eager: Row) -> tuple[str, ...]:
-    eager, way = row.get("eager", eager), _named(way, row)  # that of its own run
+    eager = row.get("eager", eager)  # that of its own run
     if "peak" not in row:
         return (way, *[_OTHER if row["state"] != "failed" else "failed"], *[""] * 7)
     kept = row["kept"] / eager["kept"] if eager.get("kept") else None

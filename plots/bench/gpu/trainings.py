@@ -310,7 +310,8 @@ def train(problem: Problem, way: str, device: str) -> Iterator[dict[str, Any]]:
         way: a name in `WAYS`.
         device: ``cuda`` or ``cpu``.
     """
-    training = Training(problem, way, device)
+    with turn(alone=False):  # a plan measures steps
+        training = Training(problem, way, device)
     size = sum(p.numel() for p in training.model.parameters())
     said: dict[str, Any] = {"parameters": size, "prepared s": round(training.prepared, 2)}
     with turn(alone=False):

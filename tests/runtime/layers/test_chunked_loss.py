@@ -9,6 +9,7 @@ import pytest
 import torch
 from fewbit import FewbitError
 from fewbit.layers import chunked_cross_entropy
+from fewbit.runtime.layers.chunked_loss import LossOptions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
@@ -240,3 +241,11 @@ def test_wrong_arguments(change, message):
     with pytest.raises(FewbitError, match=message) as error:
         chunked_cross_entropy(**arguments | change)
     assert "\n" not in str(error.value)
+
+
+def test_a_trained_head_of_many_features_has_longer_chunks():
+    hidden = torch.empty(4096, 2048, device="meta")
+    sizes = {
+        trains: {c.stop - c.start for c in LossOptions().chunks(hidden, 128_256, trains)} for trains in (False, True)
+    }
+    assert sizes == {False: {256}, True: {512}}
