@@ -38,6 +38,7 @@ FRONTIER = 12  # plans of a figure
 @training_options
 @click.option("--gpu", metavar="NAME", help="Estimate times for this GPU, such as a100, h100 or rtx4090.")
 @click.option("--compiled", is_flag=True, help='Plan for torch.compile(backend="fewbit").')
+@click.option("--host-memory", type=ByteSize(), metavar="SIZE", help="For codes of a compiled step that wait there.")
 @click.option("--plot", type=FILE, metavar="FILE", help="Draw memory through the step, and error against memory.")
 @click.option("-o", "--output", type=FILE, metavar="FILE", help="Write the plan as JSON, for fewbit.fit(plan=...).")
 @json_option
@@ -53,6 +54,7 @@ def command(
     gpu: str | None,
     meta: bool,
     compiled: bool,
+    host_memory: int | None,
     parallel: str | None,
     recompute: bool,
     plot: Path | None,
@@ -94,6 +96,7 @@ def command(
                 batch="max" if batch == "max" else None,
                 gpu=gpu,
                 compiled=compiled,
+                host_memory=host_memory,
                 parallel=parallel,
                 recompute=recompute,
                 frontier=FRONTIER if plot else 0,

@@ -10,6 +10,7 @@ third or less of the bytes cross the bus. Moved are those that are computed firs
 import operator
 from collections import Counter
 from collections.abc import Iterable
+from importlib import import_module
 
 import torch
 from torch import fx
@@ -27,7 +28,7 @@ def offload(forward: fx.GraphModule, backward: fx.GraphModule, results: int, cod
 
     Args:
         forward: returns `results` results, then what it saves.
-        backward: has a placeholder of the same name for each saved tensor.
+        backward: has a placeholder for each saved tensor, in the same order.
         results: their number.
         codes: names of the nodes of buffers that may be moved.
         most: bytes.
@@ -38,17 +39,30 @@ def offload(forward: fx.GraphModule, backward: fx.GraphModule, results: int, cod
     chosen = _choose(forward.graph, results, {*codes}, most)
     if not chosen:
         return 0
-    try:
-        from torch._functorch._activation_offloading.activation_offloading import offload_chosen_sets_async
-    except ImportError as error:
-        needed = "host_memory needs torch 2.13, which has copies to host memory for compiled graphs"
-        raise FewbitError(needed) from error
-    for node in chosen:
-        _owned(node, backward.graph).meta["saved_for_offloading"] = True
+    check_torch()
+    from torch._functorch._activation_offloading.activation_offloading import offload_chosen_sets_async
+
+    reads = _reads(forward.graph, backward.graph, results)
+    for i, node in enumerate(chosen):
+        owned, read = _owned(node, reads[node])
+        # Torch finds the two ends by their name, of which the backward graph may have had a node of its own.
+        owned._rename(f"waiting_{i}")
+        read._rename(owned.name)
+        read.target = read.name
+        owned.meta["saved_for_offloading"] = True
     offload_chosen_sets_async(forward, backward)
     _two_at_once(forward.graph, "offload")
     _two_at_once(backward.graph, "reload")
     return sum(map(nbytes_of, chosen))
+
+
+def check_torch() -> None:
+    """Raise FewbitError if this torch cannot copy what a compiled graph saves."""
+    try:
+        import_module("torch._functorch._activation_offloading.offload_ops")
+    except ImportError as error:
+        needed = "host_memory needs torch 2.13, which has copies to host memory for compiled graphs"
+        raise FewbitError(needed) from error
 
 
 def _choose(graph: fx.Graph, results: int, codes: set[str], most: int) -> list[fx.Node]:
@@ -69,19 +83,27 @@ def _choose(graph: fx.Graph, results: int, codes: set[str], most: int) -> list[f
     return chosen
 
 
-def _owned(node: fx.Node, backward: fx.Graph) -> fx.Node:
-    """Return a node to save in place of one of several results of an operator, which torch must not move: a copy."""
+def _reads(forward: fx.Graph, backward: fx.Graph, results: int) -> dict[fx.Node, fx.Node]:
+    """Return the placeholder of each saved tensor; those of sizes come first."""
+    _, saved = results_and_saved(forward, results)
+    placeholders = (node for node in backward.find_nodes(op="placeholder") if tensor_of(node) is not None)
+    return dict(zip((node for node in saved if tensor_of(node) is not None), placeholders, strict=False))
+
+
+def _owned(node: fx.Node, read: fx.Node) -> tuple[fx.Node, fx.Node]:
+    """Return a node to save in place of one of several results of an operator, which torch must not move: a copy, and
+    its placeholder."""
     if node.target is not operator.getitem:
-        return node
+        return node, read
     with node.graph.inserting_after(node):
         copy = node.graph.call_function(torch.ops.aten.clone.default, (node,))
     copy.meta = dict(node.meta)
     node.graph.output_node().replace_input_with(node, copy)
-    read = next(each for each in backward.find_nodes(op="placeholder") if each.name == node.name)
-    with backward.inserting_before(read):
-        read.replace_all_uses_with(placeholder(backward, copy))
-    backward.erase_node(read)
-    return copy
+    with read.graph.inserting_before(read):
+        own = placeholder(read.graph, copy)
+    read.replace_all_uses_with(own)
+    read.graph.erase_node(read)
+    return copy, own
 
 
 def is_on_device(node: fx.Node) -> bool:

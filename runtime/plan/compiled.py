@@ -52,6 +52,8 @@ class CompiledKnown:
         recompute_seconds: that a step takes longer for it.
         by_torch: the same step, compiled by torch alone; None if torch could not.
         changes: what is done to the model in the compiled step, for the plan.
+        host_memory: most bytes of a graph's codes that waited in host memory; None if they did not. Of values that
+            moved, scales alone have holds.
     """
 
     values: tuple[Value, ...]
@@ -65,6 +67,7 @@ class CompiledKnown:
     recompute_seconds: float = 0.0
     by_torch: "CompiledKnown | None" = None
     changes: tuple[Choice, ...] = ()
+    host_memory: int | None = None
     left: ClassVar[int] = 0  # of what outlives the step, nothing but `gradients`
 
     @property
@@ -92,10 +95,18 @@ class CompiledKnown:
         options: list[Option] = []
         for i, (value, holds) in enumerate(zip(self.values, self.holds, strict=True)):
             exact = value.exact_bytes
-            options.append(Option(EXACT, value.place, None, (i,), _shared(holds, exact), exact))
+            # Codes alone move: exactly, such a value would be on the device, from when on is not known.
+            moved = self.has_moved(value, holds)
+            lives = (Hold(0, len(self.base), exact),) if moved else _shared(holds, exact)
+            options.append(Option(EXACT, value.place, None, (i,), lives, exact))
             least = LEAST_OF_ROLES.get(value.role, LEAST_BITS)
             options += [_in_groups(i, value, holds, bits, self) for bits in value.sizes if bits >= least]
         return Problem(len(self.values), tuple(options), self.base, fixed, self.seconds)
+
+    def has_moved(self, value: Value, holds: Sequence[Hold]) -> bool:
+        """Return whether the codes of a value waited in host memory: fewer bytes than one bit takes lived on."""
+        held = sum(hold.nbytes for hold in holds)
+        return self.host_memory is not None and held < min(value.sizes.values(), default=0)
 
     def moment(self, at: int) -> str:
         """Return where in the step a moment lies, in words."""
@@ -143,6 +154,25 @@ def know_recomputed(step: Step, known: CompiledKnown, recompute: float) -> Compi
     found = _known(observe(step, options), run, known.quantizers, known.seconds)
     more = max(0.0, run.seconds - _quantizing(found) - known.seconds)
     return replace(found, recompute=recompute, recompute_seconds=more)
+
+
+def know_hosted(step: Step, known: CompiledKnown, most: int) -> CompiledKnown | None:
+    """Compile a step that is known, with codes that wait in host memory; None if none would.
+
+    What their copies take is measured, with what the computation hides of it.
+
+    Args:
+        step: on real tensors.
+        known: of the same step without.
+        most: bytes of a graph's codes that may wait there.
+    """
+    _log.info("compiling the step with codes in host memory")
+    run = compile_step(step, host_memory=most)
+    found = replace(_known(observe(step, {}), run, known.quantizers, known.seconds), host_memory=most)
+    if not any(map(found.has_moved, found.values, found.holds)):
+        return None
+    more = max(0.0, run.seconds - _quantizing(known) - known.seconds)
+    return replace(found, recompute_seconds=more, changes=known.changes)
 
 
 def other_ways(step: Step, known: CompiledKnown) -> Iterator[CompiledKnown]:
@@ -244,4 +274,6 @@ def _shared(holds: Sequence[Hold], nbytes: int) -> tuple[Hold, ...]:
 def _in_groups(i: int, value: Value, holds: Sequence[Hold], bits: int, known: CompiledKnown) -> Option:
     nbytes, elements = value.sizes[bits], value.exact_bytes // value.itemsize
     costs = value.noise[bits], value.bias[bits], known.quantizers.codes(elements, bits)
+    if known.has_moved(value, holds):  # but for its scales, as many at any bits
+        return Option(GROUPS, value.place, bits, (i,), tuple(holds), sum(hold.nbytes for hold in holds), *costs)
     return Option(GROUPS, value.place, bits, (i,), _shared(holds, nbytes), nbytes, *costs)

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from ...tables import FewbitError
 from ...tables.sizes import size_like
-from .compiled import CompiledKnown, know_compiled, other_ways
+from .compiled import CompiledKnown, know_compiled, know_hosted, other_ways
 from .compiled_run import compile_step
 from .document import Plan
 from .eager_planner import Planner, exact_peak, with_fewer_options
@@ -25,9 +25,14 @@ ATTEMPTS = 6  # at a plan, of which each is compiled
 
 @dataclass
 class CompiledPlanner(Planner):
-    """One call of `plan` for a step that is compiled."""
+    """One call of `plan` for a step that is compiled.
+
+    Attributes:
+        host_memory: as for `plan`.
+    """
 
     compiled: ClassVar[bool] = True
+    host_memory: int | None = None
 
     def plan(self) -> Plan:
         """Return a plan for the step, which is measured."""
@@ -35,10 +40,15 @@ class CompiledPlanner(Planner):
         return self.best_compiled(known, self.others(known))
 
     def others(self, known: CompiledKnown) -> Iterator[Iterable[CompiledKnown]]:
-        """Yield what else may be planned: the step by ways that change it as a whole, then what computes more again."""
+        """Yield what else may be planned: the step by ways that change it as a whole, then with codes in host memory,
+        then what computes more again."""
         changed = self.by_ways(known)
         if changed is not None:
             yield [one for one in (changed.by_torch, changed) if one is not None]
+        if self.host_memory is not None:
+            with self.changed(() if changed is None else changed.changes):
+                hosted = know_hosted(self.step, changed or known, self.host_memory)
+            yield [] if hosted is None else [hosted]
         if self.recompute:
             with self.changed(() if changed is None else changed.changes):
                 found = list(other_ways(self.step, changed or known))

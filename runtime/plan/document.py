@@ -214,7 +214,9 @@ class Plan:
         timeline: memory through the step.
         frontier: plans for other memories, and other ways to train, as far as `plan` was asked for them.
         recompute: of a compiled step, torch's `activation_memory_budget`: below 1 some is computed again.
-        recompute_seconds: that it takes longer than its choices say, as it was measured; most of it for that.
+        recompute_seconds: that it takes longer than its choices say, as it was measured; most of it for that, or for
+            copies to host memory.
+        host_memory: of a compiled step, most bytes of a graph's codes that wait in host memory.
 
     Example:
         plan = fewbit.plan(model, x, loss=lambda y: y.sum(), error=0.1)
@@ -238,6 +240,7 @@ class Plan:
     frontier: tuple[Point, ...] = field(default=())
     recompute: float = 1.0
     recompute_seconds: float = 0.0
+    host_memory: int | None = None
 
     @property
     def time(self) -> float:
@@ -247,10 +250,15 @@ class Plan:
 
     @property
     def compile_options(self) -> dict[str, Any]:
-        """The options of the backend fewbit for a compiled step: the bits of each place, and what is computed again."""
+        """The options of the backend fewbit for a compiled step: the bits of each place, and what is computed again or
+        waits in host memory."""
         bits = {choice.target: choice.bits for choice in self.choices if choice.method not in OF_STEPS}
-        options = {"bits": bits.get(ALL_GRAPHS, bits)}
-        return options if self.recompute == 1 else {**options, "recompute": self.recompute}
+        options: dict[str, Any] = {"bits": bits.get(ALL_GRAPHS, bits)}
+        if self.recompute != 1:
+            options["recompute"] = self.recompute
+        if self.host_memory is not None:
+            options["host_memory"] = self.host_memory
+        return options
 
     @property
     def saved(self) -> int:
@@ -397,6 +405,11 @@ class Plan:
             f"time of a step: {self.time:.3f} of the exact one, batch of {self.batch}",
             f"a plan could be better by {self.gap:.2%} at most",
             *([] if self.recompute == 1 else [f"computed again as by torch's memory budget of {self.recompute:g}"]),
+            *(
+                []
+                if self.host_memory is None
+                else [f"codes wait in host memory, {size_text(self.host_memory)} at most"]
+            ),
             *(line for note in self.notes for line in wrap(note, WIDTH, subsequent_indent="  ")),
         ]
         return "\n".join(lines)
@@ -413,6 +426,8 @@ def _plan_of(data: Any, source: str) -> Plan:
             raise FewbitError(f"a plan has one choice for {shown(twice[0][0])}, not {twice[0][1]}")
         if not 0 <= found.recompute <= 1:
             raise FewbitError(f"recompute is a number from 0 to 1, not {shown(found.recompute)}")
+        if found.host_memory is not None and (found.host_memory < 1 or not found.compiled):
+            raise FewbitError(f"host_memory is a number of bytes for a compiled step, not {shown(found.host_memory)}")
         return found
     except (FewbitError, RecursionError) as error:
         raise FewbitError(f"{source}: not a plan: {error}") from None

@@ -291,7 +291,7 @@ class Planner:
             *(self.of_rank.parameters, int(gradients[at]), self.of_rank.optimizer, saved),
             *(int(usage[at] - gradients[at]) - saved, moment),
         )
-        return Plan(
+        plan = Plan(
             signature(self.step.model),
             tuple(choices),
             peak,
@@ -302,8 +302,14 @@ class Planner:
             self.compiled,
             timeline_of(problem, solution.chosen, exact, gradients, known.backward),
             tuple(notes),
-            (),
-            *((known.recompute, known.recompute_seconds) if isinstance(known, CompiledKnown) else ()),
+        )
+        if not isinstance(known, CompiledKnown):
+            return plan
+        return replace(
+            plan,
+            recompute=known.recompute,
+            recompute_seconds=known.recompute_seconds,
+            host_memory=known.host_memory,
         )
 
     def notes(self, known: Known | CompiledKnown, problem: Problem, merged: Problem, solution: Solution) -> list[str]:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from ...tables import FewbitError
 from ...tables.errors import shown
 from ...tables.sizes import parse_size
+from ..compile.host import check_torch
 from ..convert.measure import read_inputs
 from ..memory.peak import no_collection
 from ..tensors.checks import check_integer
@@ -52,6 +53,7 @@ def plan(
     price: Price | None = None,
     recompute: bool = True,
     compiled: bool = False,
+    host_memory: str | float | None = None,
     parallel: str | None = None,
     frontier: int = 0,
 ) -> Plan:
@@ -81,6 +83,9 @@ def plan(
         recompute: whether blocks may be recomputed, and MLPs computed in tiles, whose forward pass runs twice.
         compiled: plan for `torch.compile` with the backend fewbit. The step is compiled to measure it, which takes its
             time; what is computed again is then the compiler's choice, by torch's `activation_memory_budget`.
+        host_memory: of a compiled step, most bytes of each graph's codes that may wait in host memory between the
+            passes, as "8GiB", where that is worth the time of their copies, which is measured. Needs torch 2.13, and a
+            GPU; by default none. Plans of steps that are not compiled weigh host memory by themselves.
         parallel: "ddp" counts the buckets of `DistributedDataParallel`; "fsdp:8" the shards of FSDP2 on 8 ranks, with a
             unit each block, and what is gathered at once: twice the largest unit and what belongs to none. "pipeline:4"
             counts what the stage of a pipeline saves for 4 microbatches in flight, of which the batch is one.
@@ -104,6 +109,8 @@ def plan(
         raise FewbitError("a sharded or pipelined step is planned as it runs eagerly: leave out compiled=True")
     if compiled and gpu is not None:
         raise FewbitError("a compiled step is measured where it runs: leave out gpu= or compiled=True")
+    if host_memory is not None and not compiled:
+        raise FewbitError("host_memory= is for compiled=True: other plans weigh host memory by themselves")
     if batch == "max" and compiled:
         raise FewbitError("batch='max' plans steps that are not compiled")
     if price is not None and not isinstance(price, Price):
@@ -113,11 +120,12 @@ def plan(
     step = Step(model, args, keywords, loss)
     collects_none = no_collection(collect=False) if step.is_abstract else nullcontext()  # a fifth of the time
     with unfitted(model), structure_aside(model), collects_none:
-        kind = CompiledPlanner if compiled else Planner
-        planner = kind(
-            *(step, limits, price or Price(), static_bytes(model, optimizer), gpu, recompute, frontier),
-            parallel_of(parallel, model),
-        )
+        of_call = (step, limits, price or Price(), static_bytes(model, optimizer), gpu, recompute, frontier)
+        waiting = None if host_memory is None else parse_size(host_memory)
+        if waiting is not None:
+            check_torch()
+        kind = partial(CompiledPlanner, host_memory=waiting) if compiled else Planner
+        planner = kind(*of_call, parallel_of(parallel, model))
         return _agreed(plan_largest(planner) if batch == "max" else planner.plan())
 
 
@@ -234,7 +242,7 @@ def _again(
     recompute = before.recompute < 1 or any(choice.method == RECOMPUTE for choice in before.choices)
     static = static_bytes(model, optimizer)
     with structure_aside(model):
-        planner = CompiledPlanner if before.compiled else Planner
+        planner = partial(CompiledPlanner, host_memory=before.host_memory) if before.compiled else Planner
         return _agreed(planner(step, limits, price, static, None, recompute, parallel=kind).plan())
 
 
