@@ -114,13 +114,17 @@ def command(warm: bool, as_json: bool) -> None:
 
 
 def _packages() -> list[Package]:
-    found = []
+    found, cuda = [], "cuda-core[cu13]"
+    if find_spec("torch") is not None:  # the compiler of CUDA kernels, of the release for the installed torch
+        from ..runtime.backends.cuda.codegen.compiler import compiler_package
+
+        cuda = compiler_package()
     for name, purpose in _PACKAGES.items():
         try:
             installed = version(name)
         except PackageNotFoundError:
             installed = None
-        wanted = f"'{_cuda_package()}'" if name == "cuda-core" else name
+        wanted = f"'{cuda}'" if name == "cuda-core" else name
         found.append(Package(name, installed, purpose, "" if installed else f"pip install {wanted}"))
     return found
 
@@ -168,15 +172,6 @@ def gpu_drivers() -> tuple[bool, bool]:
     """Return whether there are drivers of NVIDIA's and of AMD's GPUs, by the files that they bring."""
     nvidia = shutil.which("nvidia-smi") is not None or Path("/proc/driver/nvidia/version").exists()
     return nvidia, Path("/dev/kfd").exists()
-
-
-def _cuda_package() -> str:
-    """Return the package with the compiler of CUDA kernels, of the release for the installed torch."""
-    if find_spec("torch") is None:
-        return "cuda-core[cu13]"
-    from ..runtime.backends.cuda.codegen.compiler import compiler_package
-
-    return compiler_package()
 
 
 def _kernel_tests(backend: str) -> Iterator[KernelTest]:

@@ -15,6 +15,7 @@ from .. import __version__
 from ..tables.errors import FewbitError
 from .lazy import LazyGroup
 
+# Exit statuses: the second is click's own, the third a shell's for what SIGINT ended (128 + 2).
 FAILED, WRONG_USE, INTERRUPTED = 1, 2, 130
 EXTRA = ("torch",)  # optional dependencies that the compiler alone does not need
 

@@ -64,26 +64,24 @@ def _profile(profile: "Profile", peak: "Peak | None") -> dict[str, Any]:
 
 def batches(need: "Need", memory: int, copies: int) -> dict[str, Any]:
     """Return the largest batches that fit into a memory, for JSON."""
-    return {"memory": memory, "copies": copies, "rows": [_batch_row(need, key, memory, copies) for key in need.kept]}
-
-
-def _batch_row(need: "Need", key: int | str | None, memory: int, copies: int) -> dict[str, Any]:
-    kept, peak = need.kept[key], need.peak.get(key)
-    row = {
-        "bits": None if isinstance(key, str) else key,
-        "bytes_per_sample": kept.per_sample,
-        "bytes_fixed": kept.fixed,
-        "batch": need.largest_batch(memory, key, copies),
-    }
-    if isinstance(key, str):
-        row["method"] = key
-    if peak is not None:
-        row |= {
-            "peak_per_sample": peak.per_sample,
-            "peak_fixed": peak.fixed,
-            "batch_by_peak": need.largest_batch_by_peak(memory, key, copies),
+    rows: list[dict[str, Any]] = []
+    for key, kept in need.kept.items():
+        row: dict[str, Any] = {
+            "bits": None if isinstance(key, str) else key,
+            "bytes_per_sample": kept.per_sample,
+            "bytes_fixed": kept.fixed,
+            "batch": need.largest_batch(memory, key, copies),
         }
-    return row
+        if isinstance(key, str):
+            row["method"] = key
+        if (peak := need.peak.get(key)) is not None:
+            row |= {
+                "peak_per_sample": peak.per_sample,
+                "peak_fixed": peak.fixed,
+                "batch_by_peak": need.largest_batch_by_peak(memory, key, copies),
+            }
+        rows.append(row)
+    return {"memory": memory, "copies": copies, "rows": rows}
 
 
 def batch_lines(need: "Need", memory: int, copies: int) -> list[str]:

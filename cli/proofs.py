@@ -12,7 +12,7 @@ from typing import Any
 from ..tables import FewbitError, Table
 from ..tables.files import atomic_write
 
-_MOST_BITS = 4
+_MOST_BITS = 4  # 16 levels, the most of a proof
 
 
 @dataclass(frozen=True)

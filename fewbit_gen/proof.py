@@ -35,7 +35,7 @@ Mask = NDArray[np.bool_]
 
 FORMAT = 1
 TOLERANCE = 1e-6  # of (error − bound) / error
-_AIM = 0.8 * TOLERANCE
+_AIM = 0.8 * TOLERANCE  # the rounding below takes .15 of it
 _ROUNDING = 1.5e-7  # of the error: by which the bound is lowered at least, for the rounding of the numbers here
 _MOST_LEVELS = 16
 _FIRST_CELLS = 64
@@ -44,7 +44,7 @@ _PATIENT = 6  # times that only the worst mergers are undone
 _FINER = 4.0  # the reduction of the permitted loss of a cell per pass
 _LEAST_LOSS = 0.03  # of what a layer may lose
 _ROUNDED = 1e-14  # of f', relative to its range
-_THIRDS = 60
+_THIRDS = 60  # each takes one off: of two cells 3·10⁻¹¹ is left
 _FAR = (-1e9, -1e3, -40.0, 40.0, 1e3, 1e9)
 _DIGITS, _HALVINGS = 40, 8  # binary digits of the edges of the first mesh, and how often its narrowest cells are halved
 

@@ -24,8 +24,8 @@ from .moments import Moments
 Vector = NDArray[np.float64]
 Codes = NDArray[np.int64]
 
-_STEPS = 50
-_HALVINGS = 8
+_STEPS = 50  # of Newton
+_HALVINGS = 8  # of a step that does not improve the table
 _ENOUGH = 1e-13  # residual, in units of f'
 _DENSE = 512  # up to this many boundaries Newton's system is solved as a dense matrix, in cubic time
 

@@ -23,8 +23,8 @@ from .moments import Moments
 
 Vector = NDArray[np.float64]
 
-_STEPS = 100
-_HALVINGS = 4
+_STEPS = 100  # of Newton
+_HALVINGS = 4  # of a step that does not bring the levels nearer
 _ENOUGH = 1e-13  # |y − M(y)|, in units of f'
 
 

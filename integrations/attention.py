@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from ..runtime.layers.attention import scaled_dot_product_attention
 from ..runtime.layers.saver import QuantizerSaver
 from ..runtime.quantizers import PerGroup
-from ..runtime.tensors.checks import check_integer
 from ..tables import FewbitError
+from ..tables.errors import check_integer
 
 NAME = "fewbit"
 BITS = 6

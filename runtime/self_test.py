@@ -31,11 +31,12 @@ _DTYPES = {
     "cpu": (torch.float32, torch.bfloat16, torch.float16, torch.float64),
     "cuda": (torch.float32, torch.bfloat16),
 }
-_SIZE = 5003
+_SIZE = 5003  # the last group of 8 codes and the last block of a kernel are not full
 _ROWS, _FEATURES, _GROUP_SIZE = 7, 704, 64
 _LOOKED_UP = 1 << 18  # 16-bit numbers, from which on the CPU looks them up in a table of all of them
+# 1e30 is beyond float16, 1e-40 below the normal numbers of float32.
 _SPECIAL = (0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1e30, -1e30, 1e-40)
-_SEED = 2**40 + 1
+_SEED = 2**40 + 1  # both words of a key count
 
 Results = Sequence[Tensor]
 

@@ -86,7 +86,12 @@ def atomic_write(path: str | os.PathLike[str], *, follow: bool = True) -> Iterat
             target = target.resolve()  # replace the file behind the link, not the link itself
         elif target.is_symlink():
             target.unlink()
-        mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o666 & ~_umask()
+        if target.exists():
+            mode = stat.S_IMODE(target.stat().st_mode)
+        else:
+            mask = os.umask(0)  # it can only be read by setting it
+            os.umask(mask)
+            mode = 0o666 & ~mask
         remove_orphans(target.parent)
         handle, temporary = _locked_temporary(target.parent)
         # Closing the stream releases no lock held by another handle, so the lock lasts until the rename.
@@ -166,10 +171,3 @@ def _is_at(path: Path, status: os.stat_result) -> bool:
         return os.path.samestat(os.lstat(path), status)
     except OSError:
         return False
-
-
-def _umask() -> int:
-    # os.umask can only be read by setting it.
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -37,7 +37,7 @@ from .names import counted
 Kind = Literal["interval", "shared", "stochastic"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 DETERMINISTIC: tuple[Kind, ...] = ("interval", "shared")  # whose q is a function of x alone
-MAX_LEVELS = 256
+MAX_LEVELS = 256  # codes are bytes
 MAX_INTERVALS = 65_536
 
 

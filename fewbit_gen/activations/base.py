@@ -4,6 +4,7 @@ Table intervals are closed on the right, so a kink is always the last double of 
 gives f'(k) the value from the right (relu6 at 6), the kink is therefore the double before k: `before(k)`.
 """
 
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...tables.errors import FewbitError
+from ...tables.names import number_text
 
 Vector = NDArray[np.float64]
 Function = Callable[[Vector], Vector]
@@ -108,3 +110,10 @@ def bounded(x: Vector) -> Vector:
 def over(reach: float, scale: float) -> float:
     """Return `reach` / |`scale`|: how far f'(scale·x) reaches if f'(x) reaches `reach`."""
     return reach / abs(scale) if abs(scale) > 1e-300 else math.inf
+
+
+def call_text(family: Callable[..., Activation], **arguments: float) -> str:
+    """Return the canonical name of `family` called with `arguments`, omitting defaults."""
+    defaults = {p.name: p.default for p in inspect.signature(family).parameters.values()}
+    given = [f"{key}={number_text(value)}" for key, value in arguments.items() if value != defaults[key]]
+    return f"{family.__name__}({','.join(given)})" if given else family.__name__

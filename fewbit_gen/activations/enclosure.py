@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from .base import Activation, Enclosure, Vector
 from .syntax import Call, Expression, fold
 
-_LAST_DIGIT = 2.0**-52
+_LAST_DIGIT = 2.0**-52  # of 1, in double precision
 _LIBRARY = 8  # maximum error of exp and the like, in last digits, with a margin for combining a few of them
 
 

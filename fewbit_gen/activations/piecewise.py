@@ -12,8 +12,7 @@ import math
 import numpy as np
 
 from ...tables.errors import FewbitError
-from .base import Activation, Function, Vector, before, bound, finite
-from .names import call_text
+from .base import Activation, Function, Vector, before, bound, call_text, finite
 
 
 def _inside(low: float, high: float, value: float, outside: float) -> Function:

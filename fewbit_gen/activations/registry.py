@@ -10,8 +10,7 @@ from typing import Any
 from ...tables.errors import FewbitError, shown
 from ...tables.names import find_name, nearest_names
 from . import piecewise, smooth
-from .base import Activation
-from .names import call_text
+from .base import Activation, call_text
 
 FAMILIES: dict[str, Callable[..., Activation]] = {
     family.__name__: family for family in (*piecewise.FAMILIES, *smooth.FAMILIES)

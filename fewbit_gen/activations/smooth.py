@@ -12,8 +12,7 @@ from scipy.special import erf as erf_function
 from scipy.special import expit, log_ndtr, ndtr
 
 from ...tables.errors import FewbitError
-from .base import Activation, Vector, after, before, bounded, finite, over
-from .names import call_text
+from .base import Activation, Vector, after, before, bounded, call_text, finite, over
 
 # SELU's constants, to double precision (Klambauer et al. 2017).
 _SELU_ALPHA = 1.6732632423543772848170429916717

@@ -12,7 +12,7 @@ from .weight import FURTHEST, Weight
 _NORMAL_REACH = 12.0
 # Narrower than this relative to its position, a domain contains too few doubles for the nodes of a quadrature.
 _NARROWEST = 1e-12
-_LEAST_WIDTH = 1e-305
+_LEAST_WIDTH = 1e-305  # its inverse, which is a uniform density, is finite
 # Beyond 40 scales a Laplace density holds e⁻⁴⁰ of its mass: less than half a last digit of 1.
 _LAPLACE_REACH = 40.0
 

@@ -8,7 +8,7 @@ from ...tables.names import number_text
 from .weight import Weight
 
 MOST_PARTS = 10
-_SMALLEST_SHARE, _LARGEST_SHARE = 1e-100, 1e100
+_SMALLEST_SHARE, _LARGEST_SHARE = 1e-100, 1e100  # the quotient of two is finite
 _LEAST_PART = 1e-15  # of the sum of shares: the limit of double precision in sums
 # Grid points in each part's domain. Otherwise a narrow part in the domain of a wide one could fall between two
 # cells of the grid; for a normal part they lie 3/8 of its deviation apart.

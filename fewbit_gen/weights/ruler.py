@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 Vector = NDArray[np.float64]
 
-SMALLEST, LARGEST = 2.0**-24, 2.0**29
+SMALLEST, LARGEST = 2.0**-24, 2.0**29  # the least float16; the last power of two within the ±1e9 of weights
 # Number of low bits of a float32 to drop: sign, exponent and 8 bits of mantissa remain.
 DROPPED_BITS = 15
 PER_OCTAVE = 1 << (23 - DROPPED_BITS)

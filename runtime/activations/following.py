@@ -23,11 +23,10 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from ...tables import FewbitError, Table
-from ...tables.errors import shown
+from ...tables.errors import check_integer, shown
 from ...tables.table import Kind, table_from_dict, table_to_dict
 from .. import ops
 from ..ops.arguments import check_dtype, refuse
-from ..tensors.checks import check_integer
 from ..tensors.handles import new_handle
 from ..tensors.layout import with_known_order
 from ..tensors.passes import in_backward

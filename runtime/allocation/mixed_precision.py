@@ -33,13 +33,12 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from ...tables import FewbitError
-from ...tables.errors import shown
+from ...tables.errors import check_integer, shown
 from .. import ops
 from ..layers.base import CompressedLayer
 from ..layers.saver import Recent
 from ..quantizers import PerGroup, Rotated
 from ..quantizers.kinds import QuantizerKind, check_kind
-from ..tensors.checks import check_integer
 from ..tensors.dtypes import widest_dtype
 from ..tensors.handles import new_handle
 from ..tensors.levels import UNIFORM, check_levels

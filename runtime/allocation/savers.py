@@ -15,10 +15,10 @@ from .. import ops
 from ..layers.saver import TRACES_SIZES, Saver, Whole, compress_rows, is_held, is_no_smaller, last_innermost
 from ..layers.shared_codes import first_handle
 from ..quantizers import Compressed, PerGroup, PerGroupCompressed
-from ..tensors.abstract import is_abstract
 from ..tensors.dtypes import total_bytes
 from ..tensors.handles import new_handle
 from ..tensors.packing import GROUP
+from ..tensors.plain import is_abstract
 from ..tensors.rows import SampleBits, most_bytes
 from .problem import LEAST, MOST
 from .samples import allocate_samples

@@ -75,8 +75,13 @@ def defer(graph: fx.Graph, is_rounded: Callable[[fx.Node], bool]) -> None:
         if node.op != "call_function" or not is_attention(node) or "backward" not in str(node.target):
             continue
         read = dict(zip(_names(node.target), node.args, strict=False))
-        forward = _forward_of(read.get("out", read.get("output")))
-        if forward is None or not any(is_rounded(read[name]) for name in _OPERANDS[:2]):  # pyright: ignore[reportArgumentType]
+        out = read.get("out", read.get("output"))
+        while isinstance(out, fx.Node) and (is_view(out) or out.target in (aten.detach.default, aten.alias.default)):
+            out = out.all_input_nodes[0]
+        if not isinstance(out, fx.Node) or out.target is not operator.getitem:
+            continue
+        forward = out.all_input_nodes[0]
+        if not is_attention(forward) or not any(is_rounded(read[name]) for name in _OPERANDS[:2]):  # pyright: ignore[reportArgumentType]
             continue
         if arguments_by_name(forward).get("dropout_p"):  # another forward pass would not draw the same mask
             continue
@@ -91,14 +96,6 @@ def defer(graph: fx.Graph, is_rounded: Callable[[fx.Node], bool]) -> None:
         node.replace_all_uses_with(consistent)
         graph.erase_node(node)
     graph.eliminate_dead_code()
-
-
-def _forward_of(out: Any) -> fx.Node | None:
-    """Return attention's forward pass, whose output the backward pass reads."""
-    while isinstance(out, fx.Node) and (is_view(out) or out.target in (aten.detach.default, aten.alias.default)):
-        out = out.all_input_nodes[0]
-    is_result = isinstance(out, fx.Node) and out.target is operator.getitem and is_attention(out.all_input_nodes[0])
-    return out.all_input_nodes[0] if is_result else None
 
 
 def _apart(operand: fx.Node, forward: fx.Node, splicer: Splicer) -> fx.Node:

@@ -9,8 +9,7 @@ import torch
 from torch import fx
 
 from ...tables import FewbitError
-from .budget import torch_budget
-from .options import CompileOptions
+from .options import CompileOptions, torch_budget
 from .releases import LEAST_TORCH, is_untested, warn_of_untested
 
 _PARTITIONER = "custom_partitioner_fn"  # of Inductor's configuration

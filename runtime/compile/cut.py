@@ -30,11 +30,10 @@ from ...tables import Table
 from ..quantizers.per_group import LEAST_ROW
 from ..tensors.packing import packed_size
 from . import integers
-from .budget import torch_budget
 from .codes import Groups, groups_of, hint
 from .factors import arguments_of, table_of
 from .nodes import base_of, descendants, is_floating_input, is_pointwise, is_view, operator_of, tensor_of
-from .options import CompileOptions
+from .options import CompileOptions, torch_budget
 from .planes import planes_of
 from .roles import ROUNDED, TO_NEAREST, Role, is_pinned
 from .rotated import Rotation, rotation_of

@@ -18,7 +18,7 @@ from torch import fx
 from ...tables import FewbitError
 from .cut import nbytes_of, results_and_saved
 from .nodes import base_of, tensor_of
-from .placing import placeholder
+from .splice import placeholder
 
 SMALLEST = 1 << 16  # bytes: copies of less are not worth their latency, as in plans
 

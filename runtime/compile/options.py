@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from functools import cache
@@ -11,9 +12,8 @@ from typing import Any, Literal
 import torch
 
 from ...tables import FewbitError
-from ...tables.errors import shown
+from ...tables.errors import check_integer, shown
 from ...tables.sizes import parse_size
-from ..tensors.checks import check_integer
 from .roles import ROUNDED, Role
 
 Bits = int | None
@@ -152,6 +152,13 @@ class CompileOptions:
     def uuid(self) -> str:
         """Return what tells compilations with other options, another fewbit or another torch apart in a cache."""
         return hashlib.sha256(f"{_sources()}{torch.__version__}{self!r}{self._rules!r}".encode()).hexdigest()
+
+
+def torch_budget(budget: float) -> AbstractContextManager[None]:
+    """Return a context in which torch divides graphs by a budget, or by the lower one of its own configuration."""
+    from torch._functorch import config
+
+    return config.patch(activation_memory_budget=min(budget, config.activation_memory_budget))
 
 
 def check_bits(name: str, bits: object) -> None:

@@ -9,14 +9,14 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from torch import fx
+from torch import Tensor, fx
 from torch._functorch import partitioners
 from torch._functorch.compile_utils import fx_graph_cse
 from torch._inductor import custom_graph_pass
+from torch.utils.flop_counter import flop_registry
 
 from ...tables import FewbitError
-from .attention import defer, expand
-from .budget import torch_budget
+from .attention import arguments_by_name, defer, expand, is_attention
 from .codes import hint
 from .cut import (
     annotate,
@@ -31,9 +31,8 @@ from .cut import (
 )
 from .factors import merge
 from .host import offload
-from .nodes import base_of, tensor_of
-from .operations import share_of_attention_again
-from .options import CompileOptions
+from .nodes import base_of, packet, tensor_of
+from .options import CompileOptions, torch_budget
 from .releases import is_untested, warn_of_untested
 from .report import GraphReport, record
 from .rewrite import rewrite
@@ -148,7 +147,7 @@ class FewbitPartitioner(_CustomPartitioner):
         """Put codes between the graphs; return them, and what they save."""
         choose_by_place(forward.graph, results, self.options)
         expand(backward.graph)
-        again = share_of_attention_again(forward.graph, backward.graph)
+        again = _share_of_attention_again(forward.graph, backward.graph)
         saved = rewrite(forward.graph, backward.graph, results, self.options)
         moved = 0
         if (most := self.options.host_memory) is not None:
@@ -159,3 +158,45 @@ class FewbitPartitioner(_CustomPartitioner):
             module.graph.lint()
             module.recompile()
         return (forward, backward), GraphReport(tuple(saved), exact, again, moved)
+
+
+# ---- what computing attention again costs ----------------------------------------------------------------------------
+
+_BACKWARD = 2.5  # of attention's forward pass: scores again, and four products
+
+
+def _share_of_attention_again(forward: fx.Graph, backward: fx.Graph) -> float:
+    """Return the operations of attention's forward passes in a backward graph, relative to all others of both graphs.
+
+    Args:
+        forward, backward: divided graphs, with values in their nodes' `meta`.
+    """
+    calls = (node for node in backward.nodes if node.op == "call_function" and is_attention(node))
+    again = sum(_operations(node) for node in calls if "backward" not in str(node.target))
+    total = sum(_operations(node) for graph in (forward, backward) for node in graph.nodes)
+    return again / (total - again) if again else 0.0
+
+
+def _operations(node: fx.Node) -> float:
+    if node.op != "call_function":
+        return 0.0
+    if is_attention(node):
+        read = (arguments_by_name(node).get(name) for name in ("query", "key"))
+        query, key = (tensor_of(value) if isinstance(value, fx.Node) else None for value in read)
+        if query is None or key is None:
+            return 0.0
+        forward = 4.0 * hint(query.numel()) * hint(key.shape[-2])  # two products, of two operations a term
+        return forward * (_BACKWARD if "backward" in str(node.target) else 1.0)
+    count = flop_registry.get(packet(node))
+    if count is None:
+        return 0.0
+    args, kwargs = fx.map_arg((node.args, node.kwargs), _shaped)
+    return float(count(*args, **kwargs, out_val=_shaped(node)))
+
+
+def _shaped(node: fx.Node) -> Any:
+    """Return an empty tensor on the meta device of a value's sizes, which may be symbols."""
+    x = node.meta.get("val")
+    if isinstance(x, Tensor):
+        return x.new_empty([hint(size) for size in x.shape], device="meta")
+    return x

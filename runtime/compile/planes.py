@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..ops.declare import Call, declare
 
-BLOCK = 8
+BLOCK = 8  # codes of b bits are b whole bytes
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # of a block, by the width of a plane
 
 

@@ -31,14 +31,13 @@ from .factors import arguments_of, multiplied_with
 from .integers import narrowed, widened
 from .nodes import base_of, tensor_of
 from .options import CompileOptions
-from .placing import after_last_use, before_first_use, operations, placeholder, some_placeholder
 from .report import SavedTensor
 from .roles import ROUNDED, Role
-from .splice import Splicer
+from .splice import Splicer, after_last_use, before_first_use, operations, placeholder, some_placeholder
 from .sums import complete_sums, sum_again
 from .turning import dequantize_turned, draw_keys, quantize_turned
 
-_LARGEST = 2**63 - 1
+_LARGEST = 2**63 - 1  # seeds are int64, and not negative
 
 
 def rewrite(forward: fx.Graph, backward: fx.Graph, outputs: int, options: CompileOptions) -> list[SavedTensor]:
@@ -62,7 +61,11 @@ def rewrite(forward: fx.Graph, backward: fx.Graph, outputs: int, options: Compil
     rounded = {node: choice for node, choice in few.items() if choice.table is None}
     splicer = Splicer()
     sum_again(backward, tensors, few, splicer)
-    parts = _encode_all(forward, encoded, splicer)
+    parts: dict[fx.Node, tuple[fx.Node, ...]] = {}
+    for one in encoded:  # right behind what they are functions of
+        x = one.argument
+        with forward.inserting_before(operations(forward) if x.op == "placeholder" else x.next):
+            parts[one.factor] = splicer.splice(forward, partial(_encode, table=one.table, order=one.order), x)
     output.args = (tuple(results + _parts_of(saved, parts)),)
     forward.eliminate_dead_code()  # the factors themselves, which would read their arguments at the end of the pass
     turned = {node: choice for node, choice in rounded.items() if choice.rotation is not None}
@@ -75,7 +78,11 @@ def rewrite(forward: fx.Graph, backward: fx.Graph, outputs: int, options: Compil
     _dequantize_all(backward, rounded, parts, splicer)
     kept = [*keys.values(), *_parts_of(saved, parts)]
     output.args = (tuple(results + kept),)
-    _describe(output, outputs, len(kept))
+    descriptions = output.meta.get("desc")
+    if descriptions is not None:  # torch expects one of each output
+        from torch._functorch._aot_autograd.descriptors import SavedForBackwardsAOTOutput
+
+        output.meta["desc"] = [*descriptions[:outputs], *map(SavedForBackwardsAOTOutput, range(len(kept)))]
     return [_row(node, choice, parts.get(node, ())) for node, choice in choices.items()]
 
 
@@ -122,16 +129,6 @@ class _Encoded:
         x = tensor_of(self.argument)
         assert x is not None
         return tuple(memory_order(x) or range(x.dim()))
-
-
-def _encode_all(graph: fx.Graph, encoded: Sequence[_Encoded], splicer: Splicer) -> dict[fx.Node, tuple[fx.Node, ...]]:
-    """Return the nodes of the codes of factors, computed right behind what they are functions of."""
-    parts = {}
-    for one in encoded:
-        x = one.argument
-        with graph.inserting_before(operations(graph) if x.op == "placeholder" else x.next):
-            parts[one.factor] = splicer.splice(graph, partial(_encode, table=one.table, order=one.order), x)
-    return parts
 
 
 def _multiply_all(
@@ -325,15 +322,6 @@ def _restoring(choice: Choice, dtype: torch.dtype) -> "partial[Tensor]":
         return partial(unpack_bools, groups=_form(choice)[0])
     groups, bits = _form(choice)
     return partial(dequantize, groups=groups, bits=bits, dtype=dtype)
-
-
-def _describe(output: fx.Node, results: int, saved: int) -> None:
-    """Give the forward graph's output a description of each of its values, which torch expects."""
-    descriptions = output.meta.get("desc")
-    if descriptions is not None:
-        from torch._functorch._aot_autograd.descriptors import SavedForBackwardsAOTOutput
-
-        output.meta["desc"] = [*descriptions[:results], *map(SavedForBackwardsAOTOutput, range(saved))]
 
 
 def _row(node: fx.Node, choice: Choice | None, parts: Sequence[fx.Node]) -> SavedTensor:

@@ -118,7 +118,13 @@ def _lower(codes: Any, width: int) -> Any:
 def _packed_store(kernel: Any, name: str, index: Any, value: Any, width: int) -> str:
     """Return the line that packs `value`, a tile of codes whose places in memory are `index`, and writes its words."""
     indexing = kernel.indexing(index, dense_indexing=True)
-    variable, tree = _contiguous(kernel, indexing.index)
+    places, nodes = indexing.index, kernel.range_tree_nodes
+    # The variable that counts neighbours in memory, and the kernel's dimension of it.
+    counting = (v for v in places.free_symbols & nodes.keys() if nodes[v].divisor == 1 and places.coeff(v) == 1)
+    variable = next(counting, None)
+    if variable is None:
+        raise NotImplementedError(f"codes at {places} are not contiguous in a dimension of the kernel")
+    tree = nodes[variable].root
     shape, dimension, prefix = kernel.dense_size_list(), tree.tensor_dim, tree.prefix
     block, before, after = shape[dimension], shape[:dimension], shape[dimension + 1 :]
     kernel.tma_min_block_sizes = {**getattr(kernel, "tma_min_block_sizes", {}), block: BLOCK}
@@ -130,7 +136,7 @@ def _packed_store(kernel: Any, name: str, index: Any, value: Any, width: int) ->
 
     lanes = f"({prefix}offset // {BLOCK} + tl.arange(0, {block} // {BLOCK}))"
     lanes += _listed(["None"] * dimension + [":"] + ["None"] * len(after))
-    place = _place_of_words(kernel, indexing.index, variable, tree, lanes)
+    place = _place_of_words(kernel, places, variable, tree, lanes)
     masks = {str(mask) for mask in indexing.mask_vars}
     if f"{prefix}mask" in masks:
         masks = masks - {f"{prefix}mask"} | {f"({lanes} < {prefix}numel // {BLOCK})"}
@@ -140,15 +146,6 @@ def _packed_store(kernel: Any, name: str, index: Any, value: Any, width: int) ->
 
 def _listed(texts: list[str]) -> str:
     return f"[{', '.join(texts)}]"
-
-
-def _contiguous(kernel: Any, index: Any) -> tuple[Any, Any]:
-    """Return the variable by which `index` counts neighbours in memory, and the kernel's dimension of it."""
-    for variable in index.free_symbols & kernel.range_tree_nodes.keys():
-        entry = kernel.range_tree_nodes[variable]
-        if entry.divisor == 1 and index.coeff(variable) == 1:
-            return variable, entry.root
-    raise NotImplementedError(f"codes at {index} are not contiguous in a dimension of the kernel")
 
 
 def _place_of_words(kernel: Any, index: Any, variable: Any, tree: Any, lanes: str) -> str:

@@ -16,9 +16,8 @@ from torch import Tensor, fx
 from .. import ops
 from .cut import Choice
 from .nodes import tensor_of
-from .placing import after_last_use, before_first_use, operations, placeholder, some_placeholder
 from .rotated import Rotation, dequantize, quantize
-from .splice import Splicer
+from .splice import Splicer, after_last_use, before_first_use, operations, placeholder, some_placeholder
 
 Turned = Mapping[fx.Node, Choice]
 Keys = Mapping[torch.device, fx.Node]

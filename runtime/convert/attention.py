@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from ...tables.errors import check_integer
 from ..layers.attention_calls import calls_attention, form_of_calls
 from ..layers.saver import QuantizerSaver
 from ..quantizers import PerGroup
-from ..tensors.checks import check_integer
 from ..tensors.levels import FITTED
 from .find import Found, modules_of
 from .method import Applied, Method, Task

@@ -21,10 +21,9 @@ from typing import Any
 from torch import nn
 
 from ...tables import FewbitError
-from ...tables.errors import shown
+from ...tables.errors import check_integer, shown
 from ..activations.overrides import TableOrPath
 from ..activations.table_lookup import Rounding
-from ..tensors.checks import check_integer
 from .actnn import ActNN
 from .attention import Attention
 from .blpa import BLPA

@@ -12,7 +12,6 @@ billion elements; a chunk of 256 tokens has a sixteenth of that.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,8 +21,8 @@ from torch.compiler import is_compiling
 from torch.nn import functional as F
 
 from ...tables import FewbitError
-from ...tables.errors import shown
-from ..tensors.checks import check_integer
+from ...tables.errors import check_integer, shown
+from ..tensors.plain import is_autocast, without_autocast
 from .base import CompressedFunction, apply, check_first_derivative
 
 __all__ = ["chunked_cross_entropy"]
@@ -202,10 +201,9 @@ def loss_of(heads: Sequence[Head], labels: Tensor, options: LossOptions) -> Tens
 
 def product_dtype(hidden: Tensor) -> torch.dtype:
     """Return the dtype in which torch's linear layer multiplies here: autocast's, if it is on, and else that of x."""
-    device = hidden.device.type
-    if not _can_autocast(hidden) or not torch.is_autocast_enabled(device) or hidden.dtype == torch.float64:
+    if not is_autocast(hidden) or hidden.dtype == torch.float64:
         return hidden.dtype
-    return torch.get_autocast_dtype(device)
+    return torch.get_autocast_dtype(hidden.device.type)
 
 
 def sum_dtype(*products: torch.dtype) -> torch.dtype:
@@ -214,15 +212,6 @@ def sum_dtype(*products: torch.dtype) -> torch.dtype:
     for other in products[1:]:
         dtype = torch.promote_types(dtype, other)
     return torch.float32 if dtype in _HALVES else dtype
-
-
-def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
-    """Return a context without autocast on the device of `x`."""
-    return torch.autocast(x.device.type, enabled=False) if _can_autocast(x) else nullcontext()
-
-
-def _can_autocast(x: Tensor) -> bool:
-    return torch.amp.is_autocast_available(x.device.type)  # not on the meta device
 
 
 # ---- the function of autograd ----------------------------------------------------------------------------------------
@@ -268,7 +257,10 @@ def loss_and_gradients(
         tensors: hidden states (tokens, features), weight and bias of each head.
     """
     valid = labels != options.ignore_index
-    rows, count = _rows_that_count(labels, valid), valid.sum()
+    count, rows = valid.sum(), None
+    # Only tokens with a label count; on other devices and in graphs it would cost a wait to know how many.
+    if labels.device.type == "cpu" and not is_compiling() and type(labels) is Tensor and not bool(valid.all()):
+        rows = valid.nonzero().squeeze(1)
     heads = []
     for i, (dtype, factor) in enumerate(products):
         hidden, weight, bias = tensors[3 * i : 3 * i + 3]
@@ -355,13 +347,6 @@ class _Sums:
         return of_hidden, of_weight, self.of_bias
 
 
-def _rows_that_count(labels: Tensor, valid: Tensor) -> Tensor | None:
-    """Return the tokens with a label, None if that is all, or where it would cost a wait for the device or a graph."""
-    if labels.device.type != "cpu" or is_compiling() or type(labels) is not Tensor or bool(valid.all()):
-        return None
-    return valid.nonzero().squeeze(1)
-
-
 def _sum_over_chunks(
     heads: Sequence[_Sums], labels: Tensor, options: LossOptions, divisor: Tensor | None, wanted: bool
 ) -> Tensor:
@@ -435,9 +420,8 @@ def _check(hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None) 
         raise FewbitError(f"labels are int64, one for each token, {(*hidden.shape[:-1],)}, not {given}")
     if bias is not None and bias.shape != weight.shape[:1]:
         raise FewbitError(f"bias is ({weight.shape[0]},), one for each row of weight, not {(*bias.shape,)}")
-    with_autocast = _can_autocast(hidden) and torch.is_autocast_enabled(hidden.device.type)
     others = {t.dtype for t in (weight, bias) if t is not None} - {hidden.dtype}
-    if others and not with_autocast:
+    if others and not is_autocast(hidden):
         raise FewbitError(f"hidden, weight and bias have one dtype, not {hidden.dtype} and {others.pop()}")
 
 

@@ -23,8 +23,9 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_map_only
 
 from ...tables import FewbitError
+from ..tensors.plain import is_autocast, without_autocast
 from .base import check_first_derivative
-from .chunked_loss import AS_IT_IS, Head, LossOptions, Squash, loss_of, product_dtype, without_autocast
+from .chunked_loss import AS_IT_IS, Head, LossOptions, Squash, loss_of, product_dtype
 
 __all__ = ["ChunkedHead", "DeferredLogits"]
 
@@ -257,12 +258,11 @@ def _cross_entropy(
         return NotImplemented
     if reduction not in ("mean", "sum") or any(x is not None for x in (weight, size_average, reduce)):
         return NotImplemented
-    source, device = input._source, input.device.type
+    source = input._source
     source.check()
     options = LossOptions(ignore_index, reduction, label_smoothing, 0.0, source.squash, source.chunk_size)
     loss = loss_of(source.heads, target, options)
-    autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-    return loss if autocast else loss.to(input.dtype)  # where it is on, torch's loss is float32 too
+    return loss if is_autocast(input) else loss.to(input.dtype)  # where it is on, torch's loss is float32 too
 
 
 def _reshape(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from ...tables import FewbitError, Table
-from ...tables.errors import shown
+from ...tables.errors import check_integer, shown
 from ..activations import transforms
 from ..activations.gated import CopyBits, apply, plan_of
 from ..activations.gated_autograd import fewbit_glu, gradients
@@ -32,10 +32,8 @@ from ..activations.gated_modules import check_plan, plan_text
 from ..activations.table_lookup import Rounding
 from ..activations.transforms import keeps
 from ..ops.arguments import check_dtype
-from ..tensors.abstract import is_autocast
-from ..tensors.checks import check_integer
 from ..tensors.glu_parts import DEFAULT_COPY_BITS, GLUPlan, Keep, Wanted
-from ..tensors.plain import is_dense
+from ..tensors.plain import is_autocast, is_dense
 from ..tensors.table_registry import register_unpickled, table_of
 from .dropout import dropout_and_bits
 from .gated_mlp_function import copying, fewbit_gated_mlp

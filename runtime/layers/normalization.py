@@ -25,7 +25,7 @@ from ...tables import FewbitError
 from ...tables.errors import shown
 from .. import ops
 from ..quantizers import Compressed
-from ..tensors.abstract import is_abstract
+from ..tensors.plain import is_abstract
 from .base import DEFAULT_LAYER_BITS, CompressedLayer
 from .saver import Saver, Whole, compress_rows, tensors_in
 

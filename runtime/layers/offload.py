@@ -28,8 +28,8 @@ from torch.compiler import is_compiling
 
 from .. import ops
 from ..quantizers import Compressed
-from ..tensors.abstract import is_abstract
 from ..tensors.dtypes import total_bytes
+from ..tensors.plain import is_abstract
 from .base import observed
 from .saver import Saver, Whole, as_saver, compress_input, compress_rows, found_in_graph, put_together, take_apart
 

@@ -25,15 +25,19 @@ Make = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
-class _Hooks:
-    """The saved-tensor hooks set outside ours, by a checkpoint or a profile; our saved tensors pass through them."""
+class Hooks:
+    """The saved-tensor hooks set outside ours, by a checkpoint or a profile; our saved tensors pass through them.
+
+    Attributes:
+        pack, unpack: identities if there are none.
+    """
 
     pack: Callable[[Tensor], Any]
     unpack: Callable[[Any], Tensor]
 
     @classmethod
-    def outer(cls) -> "_Hooks":
-        """Return the hooks in force; torch itself calls only the innermost. (Not exposed before torch 2.7.)"""
+    def outer(cls) -> "Hooks":
+        """Return the hooks in force; torch itself calls only the innermost. (Torch 2.6 does not show them.)"""
         top = getattr(_autograd, "_top_saved_tensors_default_hooks", None)
         hooks = top(False) if top else None
         return cls(_same, _same) if hooks is None else cls(*hooks)
@@ -52,7 +56,7 @@ class _Replaced:
 
     make: Make
     kept: tuple[Any, ...]
-    outer: _Hooks
+    outer: Hooks
     view: tuple[torch.Size, tuple[int, ...], int]
     dtype: torch.dtype
 
@@ -92,7 +96,7 @@ class Rebuilding:
 
     def __init__(self) -> None:
         recipes: list[_Recipe] = []
-        outer = _Hooks.outer()
+        outer = Hooks.outer()
 
         def pack(t: Tensor) -> Any:
             recipe = next((recipe for recipe in recipes if recipe.covers(t)), None)

@@ -7,23 +7,33 @@ its graph. Each storage is counted once; parameters and buffers are not counted,
 Outer saved-tensor hooks, such as those of `fewbit.compress_saved_tensors` around the call, still run, and the tensors
 that they return are counted (torch 2.6 does not expose outer hooks, so there they are ignored).
 
+A hook does not get the node that saves. But autograd numbers the nodes of a graph as it makes them, and a node saves
+just after it was made: the last number at that moment identifies it (`Ops`). Reading the tensors back from the nodes
+(`node._saved_self`) would also work, but it runs the unpack hooks of others: checkpointing would recompute.
+
 A tensor that a custom function stores as an attribute of `ctx`, without `save_for_backward`, is not seen.
 """
 
 import gc
+import re
 import sys
 import weakref
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch._C._autograd import _get_sequence_nr
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves
 
+from ..layers.rebuilding import Hooks
 from ..layers.saver import take_apart
-from .graph import Ops, next_number
 from .saved import Profile, Saved
 from .storages import identity_of, parts_of
 from .values import values_for
@@ -40,7 +50,7 @@ class _Token:
         self.held = held
         self._opaque = None if _tensors_of(held) else tensor.detach()
         self.module = module
-        self.number = next_number() - 1  # of the node that saves; see graph.py
+        self.number = next_number() - 1  # of the node that saves; see `Ops`
         self.by_checkpoint = _called_from() == "torch.utils.checkpoint"
         self.line = _line()
 
@@ -113,10 +123,10 @@ def profile_call(model: nn.Module, call: Callable[[], object], *, inputs: object
     def leave(module: nn.Module, _: object, __: object) -> None:
         running.pop()
 
-    outer_pack, outer_unpack = _hooks_in_force()
+    outer = Hooks.outer()
 
     def pack(tensor: Tensor) -> _Token:
-        token = _Token(tensor, outer_pack(tensor), running[-1])
+        token = _Token(tensor, outer.pack(tensor), running[-1])
         tokens.append(weakref.ref(token))
         return token
 
@@ -127,22 +137,11 @@ def profile_call(model: nn.Module, call: Callable[[], object], *, inputs: object
         for module in model.modules():
             stack.callback(module.register_forward_pre_hook(enter).remove)
             stack.callback(module.register_forward_hook(leave, always_call=True).remove)
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda token: outer_unpack(token.held)):
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda token: outer.unpack(token.held)):
             result = call()
         kept = [token for token in (reference() for reference in tokens) if token is not None]
         ops = _ops_of(kept, result, start)
         return _count(model, kept, ops)
-
-
-def _hooks_in_force() -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]:
-    """Return the innermost saved-tensor hooks in force, or identities if there are none or torch is too old."""
-    autograd: Any = torch._C._autograd  # pyright: ignore[reportAttributeAccessIssue]
-    top = getattr(autograd, "_top_saved_tensors_default_hooks", lambda _: None)
-    return top(False) or (_same, _same)
-
-
-def _same(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 def _ops_of(kept: list[_Token], result: object, start: int) -> list[str]:
@@ -173,3 +172,77 @@ def _count(model: nn.Module, kept: list[_Token], ops: list[str]) -> Profile:
             else:
                 saved[identity] = one
     return Profile(tuple(saved.values()), tuple(again))
+
+
+# ---- which op saved --------------------------------------------------------------------------------------------------
+
+_ON_VIEW = "CopySlices"
+_GENERATED = "GeneratedBackwardFor_"  # what torch.library calls the node of an op: then namespace, op and overload
+
+
+def next_number() -> int:
+    """Return the number that the next node made in this thread will have."""
+    return _get_sequence_nr()
+
+
+class Ops:
+    """The nodes of a graph that can save a tensor, by their numbers.
+
+    Args:
+        roots: the graph is traversed to its leaves from the tensors among these.
+        since: nodes with a smaller number are older than the call and left out.
+    """
+
+    def __init__(self, roots: Iterable[object], since: int) -> None:
+        nodes = _nodes(roots, since)
+        self._on_views = {number for number, node in nodes.items() if type(node).__name__ == _ON_VIEW}
+        self._made = sorted(nodes)
+        self._names = {number: op_name(node) for number, node in nodes.items() if _saves(type(node))}
+        self._saving = sorted(self._names)
+
+    def name_at(self, number: int) -> str | None:
+        """Return the op that saved a tensor when `number` was the last one assigned, or None.
+
+        It is not always the node of that number. The graph of an input that was changed through another view is rebuilt
+        in between, and a custom function may build its own graph before it saves: then it is the last node that can
+        save. The node of an in-place op on a view is hidden in the CopySlices made next.
+        """
+        if number in self._names:
+            return self._names[number]
+        place = bisect_right(self._made, number)
+        if place < len(self._made) and self._made[place] in self._on_views and number not in self._made:
+            return self._names[self._made[place]]
+        place = bisect_right(self._saving, number)
+        return self._names[self._saving[place - 1]] if place else None
+
+
+def op_name(node: Node) -> str:
+    """Return the name of the function whose gradient `node` computes: gelu for GeluBackward0."""
+    name = node.name()
+    if isinstance(node, BackwardCFunction):  # a user's torch.autograd.Function, or an op of torch.library
+        return name.removesuffix("Backward").removeprefix(_GENERATED).removesuffix("_default")
+    name = re.sub(r"Backward\d*$", "", name.removeprefix("torch::autograd::"))
+    name = re.sub(r"(\d)D", r"\1d", name)  # MaxPool2DWithIndices
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+
+
+def _nodes(roots: Iterable[object], since: int) -> dict[int, Node]:
+    # By type(): isinstance would make lazy objects load.
+    todo: list[Node | None] = [cast(Tensor, root).grad_fn for root in roots if issubclass(type(root), Tensor)]
+    found: dict[int, Node] = {}
+    while todo:
+        node = todo.pop()
+        if node is None or type(node).__name__ == "AccumulateGrad":
+            continue
+        number = node._sequence_nr()
+        if number >= since and number not in found:
+            found[number] = node
+            todo += [following for following, _ in node.next_functions]
+    return found
+
+
+@cache
+def _saves(kind: type) -> bool:
+    """Return whether nodes of a class can save a tensor, as far as the class shows it."""
+    hidden = kind.__name__ in (_ON_VIEW, "CppFunction")  # the latter: an extension's opaque node
+    return hidden or any(name.startswith("_raw_saved_") for name in dir(kind))

@@ -21,8 +21,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...tables import FewbitError
-from ..tensors.abstract import is_abstract
 from ..tensors.leaves import tensors_among
+from ..tensors.plain import is_abstract
 from .meta_results import MetaResults
 from .storages import fake_modes, identity_of
 

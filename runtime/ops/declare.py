@@ -68,20 +68,17 @@ def declare(
 
     def register(call: Callable[P, Call]) -> Callable[P, Any]:
         for key, function in implementations(kernel) if kernel else [(PLAIN, None)]:
-            implementation = _plain_implementation if kernel and key == PLAIN else _implementation
-            LIBRARY.impl(name, implementation(call, function), key)
+            LIBRARY.impl(name, _implementation(call, function, says_plain=bool(kernel) and key == PLAIN), key)
         torch.library.register_fake(op, lambda *args, **kwargs: call(*args, **kwargs).fake(), lib=LIBRARY)
         return op
 
     return register
 
 
-def _implementation(call: Callable[..., Call], kernel: Any) -> Callable[..., Any]:
-    return lambda *args, **kwargs: call(*args, **kwargs).run(kernel)
-
-
-def _plain_implementation(call: Callable[..., Call], kernel: Any) -> Callable[..., Any]:
-    """Return the implementation in plain torch, which says so on a device for which there are no kernels at all."""
+def _implementation(call: Callable[..., Call], kernel: Any, says_plain: bool) -> Callable[..., Any]:
+    """Return an op's implementation; that in plain torch says so on a device for which there are no kernels at all."""
+    if not says_plain:
+        return lambda *args, **kwargs: call(*args, **kwargs).run(kernel)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         for device in {x.device.type for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)} - WITH_KERNELS:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...tables import FewbitError
-from ..tensors.checks import check_integer
+from ...tables.errors import check_integer
 from ..tensors.layout import as_dense
 from ..tensors.packing import packed_size
 from ..tensors.validation import check_part

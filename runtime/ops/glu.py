@@ -24,10 +24,9 @@ import torch
 from torch import Tensor
 
 from ...tables import FewbitError
-from ...tables.errors import shown
+from ...tables.errors import check_integer, shown
 from ..backends.forwards import forward_of
 from ..backends.reference.glu_derivatives import derivative_of
-from ..tensors.checks import check_integer
 from ..tensors.dtypes import DTYPES
 from ..tensors.glu_parts import GROUP_SIZE
 from ..tensors.table_registry import table_of

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ...tables import FewbitError
+from ...tables.errors import check_integer
 from ..backends.reference.outlier import POSITION_BLOCK, count_of
-from ..tensors.checks import check_integer
 from ..tensors.dtypes import KINDS
 from ..tensors.packing import packed_size
 from ..tensors.validation import check_part

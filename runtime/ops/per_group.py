@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from ...tables import FewbitError
+from ...tables.errors import check_integer
 from ..backends.reference.per_group import buffer_size, elements_of
-from ..tensors.checks import check_integer
 from ..tensors.levels import UNIFORM, check_levels
 from ..tensors.packing import GROUP, packed_size
 from ..tensors.philox import NEAREST, Seed

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ...tables import FewbitError
+from ...tables.errors import check_integer
 from ..backends.reference import preact as reference
-from ..tensors.checks import check_integer
 from ..tensors.dtypes import DTYPES, KINDS
 from ..tensors.layout import as_dense, is_dense, with_stride
 from ..tensors.packing import packed_size

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ...tables import FewbitError
+from ...tables.errors import check_integer
 from ..backends.reference.rotated import TURNS, buffer_size
-from ..tensors.checks import check_integer
 from ..tensors.packing import packed_size
 from ..tensors.rotation import check_group_size, groups_of
 from ..tensors.validation import check_part

@@ -19,11 +19,10 @@ from torch import nn
 
 from ...tables import FewbitError
 from ...tables.columns import WIDTH, columns, wrapped_sizes
-from ...tables.errors import shown
+from ...tables.errors import check_integer, shown
 from ...tables.files import atomic_write
 from ...tables.json_format import dumps, read_json
 from ..memory.listing import share, size_text
-from ..tensors.checks import check_integer
 from .places import without_numbers
 from .problem import (
     ALL_GRAPHS,

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ...tables import FewbitError
+from ...tables.errors import check_integer
 from ..convert.find import FITTED
 from ..convert.preact_chains import owners_of_chains
 from ..layers.offload import Swapper
@@ -22,7 +23,6 @@ from ..layers.saver import QuantizerSaver, Saver
 from ..quantizers import PerGroup, Quantizer
 from ..saved.checkpoint import blocks_of
 from ..saved.forms import Exactly
-from ..tensors.checks import check_integer
 from .document import Choice, Plan
 from .exact_layers import OUTSIDE, ExactLayers, layers_of
 from .known import carry_out

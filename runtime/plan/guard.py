@@ -19,9 +19,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...tables import FewbitError
-from ...tables.errors import shown
+from ...tables.errors import check_integer, shown
 from ..compile.options import CompileOptions
-from ..tensors.checks import check_integer
 from ..tensors.dtypes import sum_of_squares
 from .document import Plan
 from .exact_layers import OUTSIDE, layers_of

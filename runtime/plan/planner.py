@@ -19,12 +19,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...tables import FewbitError
-from ...tables.errors import shown
+from ...tables.errors import check_integer, shown
 from ...tables.sizes import parse_size
 from ..compile.host import check_torch
 from ..convert.measure import read_inputs
 from ..memory.peak import no_collection
-from ..tensors.checks import check_integer
 from .compiled_planner import CompiledPlanner
 from .document import Plan
 from .eager_planner import Planner

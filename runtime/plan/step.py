@@ -14,8 +14,8 @@ from ...tables import FewbitError
 from ..memory.on_gpu import as_on_gpu
 from ..memory.peak import gradients_aside
 from ..memory.values import values_for
-from ..tensors.abstract import is_abstract
 from ..tensors.dtypes import sum_of_squares
+from ..tensors.plain import is_abstract
 
 Loss = Callable[[Any], Tensor]
 LEAST_SAMPLES = 4  # of a part of a batch

@@ -26,11 +26,10 @@ import torch
 from torch import Tensor
 
 from ...tables import FewbitError
-from ...tables.errors import shown
+from ...tables.errors import check_integer, shown
 from .. import ops
 from ..backends.cpu import fixed_point as cpu
 from ..backends.cuda import fixed_point as cuda
-from ..tensors.checks import check_integer
 from ..tensors.dtypes import as_kind
 from ..tensors.layout import as_dense, channel_run
 from ..tensors.spec import TensorSpec

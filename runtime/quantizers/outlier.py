@@ -22,16 +22,14 @@ import torch
 from torch import Tensor
 
 from ...tables import FewbitError, Table
-from ...tables.errors import shown
+from ...tables.errors import check_integer, shown
 from .. import ops
 from ..backends.cpu import outlier as cpu
 from ..backends.cuda import outlier as cuda
 from ..backends.reference.outlier import POSITION_BLOCK, count_of, positions_of
-from ..tensors.abstract import is_abstract
-from ..tensors.checks import check_integer
 from ..tensors.dtypes import as_kind, name_of, total_bytes
 from ..tensors.layout import as_dense, flat
-from ..tensors.plain import has_kernels
+from ..tensors.plain import has_kernels, is_abstract
 from ..tensors.spec import TensorSpec
 from ..tensors.table_registry import register_table
 from ..tensors.validation import Unpickled, check_form, check_outlier_parts, check_outliers, check_packed

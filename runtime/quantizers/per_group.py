@@ -32,18 +32,17 @@ import torch
 from torch import Tensor
 
 from ...tables import FewbitError, Table
-from ...tables.errors import shown
+from ...tables.errors import check_integer, shown
 from .. import ops
 from ..backends.cpu import per_group as cpu
 from ..backends.cuda import per_group as cuda
 from ..ops.arguments import keys_of
-from ..tensors.abstract import is_abstract
-from ..tensors.checks import check_integer
 from ..tensors.dtypes import as_kind, total_bytes
 from ..tensors.layout import as_dense, flat, with_stride
 from ..tensors.levels import UNIFORM, check_levels
 from ..tensors.packing import GROUP, packed_size
 from ..tensors.philox import draw_seed, seed_beside
+from ..tensors.plain import is_abstract
 from ..tensors.rows import SampleBits, check_sample_bits, packed_bytes, sample_bits_list
 from ..tensors.spec import TensorSpec
 from ..tensors.table_registry import register_table
@@ -136,7 +135,8 @@ class PerGroup(Unpickled):
         if sample_bits is not None:
             check_levels(levels, None)
         x = as_dense(x.detach())
-        rows = _samples(x)
+        in_order = x if _samples_first(x.shape, x.stride()) else x.contiguous()
+        rows = flat(in_order).view(_sizes(x.shape))  # each sample in memory order
         if is_abstract(x):
             return PerGroupCompressed(self, TensorSpec.of(x), *_abstract(rows, self, sample_bits))
         given = None if sample_bits is None else _given(sample_bits, rows)
@@ -267,12 +267,6 @@ def _sizes(shape: torch.Size) -> tuple[int, int]:
 def _samples_first(shape: torch.Size, stride: tuple[int, ...]) -> bool:
     """Return whether the samples of a dense tensor are consecutive in memory."""
     return len(shape) < 2 or shape.numel() == 0 or shape[0] == 1 or stride[0] == shape[1:].numel()
-
-
-def _samples(x: Tensor) -> Tensor:
-    """Return the dense tensor `x` as (N, D), each sample in memory order: a view unless samples interleave."""
-    x = x if _samples_first(x.shape, x.stride()) else x.contiguous()
-    return flat(x).view(_sizes(x.shape))
 
 
 def _abstract(

@@ -32,17 +32,16 @@ import torch
 from torch import Tensor
 
 from ...tables import FewbitError
-from ...tables.errors import shown
+from ...tables.errors import check_integer, shown
 from .. import ops
 from ..backends.cpu import rotated as cpu
 from ..backends.cuda import rotated as cuda
 from ..ops.arguments import keys_of
-from ..tensors.abstract import is_abstract
-from ..tensors.checks import check_integer
 from ..tensors.dtypes import as_kind, total_bytes
 from ..tensors.layout import as_dense, flat
 from ..tensors.packing import packed_size
 from ..tensors.philox import draw_seed, seed_beside
+from ..tensors.plain import is_abstract
 from ..tensors.rotation import LEAST_PIECE, check_group_size, groups_of
 from ..tensors.spec import TensorSpec
 from ..tensors.validation import Unpickled, check_bits, check_form, check_part

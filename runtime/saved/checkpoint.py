@@ -25,11 +25,10 @@ from typing import Any
 from torch import nn
 
 from ...tables import FewbitError
-from ...tables.errors import shown
+from ...tables.errors import check_integer, shown
 from ..layers.offload import Swapper, SwappingSaver
 from ..layers.saver import ExactSaver, QuantizerSaver, Saver
 from ..quantizers.kinds import QuantizerKind, check_kind, quantizer_of
-from ..tensors.checks import check_integer
 from .recompute import Recompute
 
 CHECKPOINTED = "_fewbit_checkpointed"  # attribute of a model that `checkpoint` changed

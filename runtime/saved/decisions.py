@@ -26,8 +26,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...tables import FewbitError
-from ..tensors.abstract import is_abstract
 from ..tensors.packing import pack_mask, packed_size, unpack_mask
+from ..tensors.plain import is_abstract
 from .call import Again, Call
 from .rules import rule_of
 

@@ -1,14 +1,26 @@
-"""The forms in which a tensor is saved: exact, a view of codes of its memory, codes of its own, signs beside codes."""
+"""The forms in which a tensor is saved: exact, in bits, a view of codes of its memory, codes of its own, signs beside
+codes.
 
+A DTensor of torch is saved in parts: a rank holds a part of one that is sharded, and a copy of one that is replicated.
+What is saved is that part, as if it were a tensor of its own, with the history of the whole; in the backward pass it is
+a DTensor again. No rank waits for another. Copies are rounded alike where the ranks draw alike, which tensor
+parallelism asks of dropout anyway: seed them alike.
+"""
+
+import sys
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..quantizers import Compressed
-from ..tensors.abstract import is_abstract
+from ..tensors.layout import as_dense, flat
 from ..tensors.packing import pack_mask, packed_size, unpack_mask
+from ..tensors.plain import is_abstract
+from ..tensors.spec import TensorSpec
+from .exactness import Sides
 
 
 @dataclass(frozen=True)
@@ -49,6 +61,82 @@ class Exact:
                 f"{self.version} instead"
             )
         return self.whole
+
+
+@dataclass(frozen=True, eq=False)
+class Bits:
+    """A tensor of zeros and one other number, saved exactly in one bit per element.
+
+    Attributes:
+        form: shape, layout and dtype of the tensor.
+        bits: packed bits, 1 at the other number.
+        value: the other number, of one element.
+    """
+
+    form: TensorSpec
+    bits: Tensor
+    value: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor) -> "Bits | None":
+        """Return the bits of `x`, or None if it has more than one number besides 0."""
+        if is_abstract(x):
+            return None
+        x = as_dense(x)
+        value, other = x.amax(), flat(x) != 0
+        if not torch.equal(flat(x) == value, other) and bool(other.any()):
+            return None
+        return cls(TensorSpec.of(x), pack_mask(other), value)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes saved."""
+        return self.bits.numel() + self.value.element_size()
+
+    def decompress(self) -> Tensor:
+        """Return the tensor."""
+        return self.form.filled(unpack_mask(self.bits, self.form.numel)).mul_(self.value)
+
+
+@dataclass(frozen=True, eq=False)
+class InSides:
+    """One of few numbers in place of each number of a tensor, in bits: all that its function's gradient asks for.
+
+    Attributes:
+        form: shape, layout and dtype of the tensor.
+        bits: packed bits of each of the sets.
+        numbers: of the sets, and of what is in none.
+    """
+
+    form: TensorSpec
+    bits: tuple[Tensor, ...]
+    numbers: tuple[float, ...]
+
+    @classmethod
+    def of(cls, x: Tensor, sides: Sides) -> "InSides":
+        """Return on which sides the numbers of `x` lie."""
+        x = as_dense(x.detach())
+        form = TensorSpec.of(x)
+        if is_abstract(x):
+            size = packed_size(x.numel(), 1)
+            return cls(form, tuple(x.new_empty(size, dtype=torch.uint8) for _ in sides.tests), sides.numbers)
+        return cls(form, tuple(pack_mask(test(flat(x))) for test in sides.tests), sides.numbers)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes saved."""
+        return sum(bits.numel() for bits in self.bits)
+
+    def decompress(self) -> Tensor:
+        """Return the numbers in the tensor's stead."""
+        x = self.form.empty()
+        if is_abstract(self.bits[0]):
+            return x
+        *numbers, other = self.numbers
+        x.fill_(other)
+        for bits, number in zip(self.bits, numbers, strict=True):
+            flat(x).masked_fill_(unpack_mask(bits, self.form.numel).view(torch.bool), number)
+        return x
 
 
 class Exactly:
@@ -193,3 +281,33 @@ class Probabilities:
             return x
         total = x.sum(self.dimension, keepdim=True)
         return x.div_(total.masked_fill_(total == 0, 1.0))
+
+
+# ---- parts of a DTensor ----------------------------------------------------------------------------------------------
+
+
+def part_of(x: Tensor) -> Tensor | None:
+    """Return this rank's part of a DTensor, detached; None for any other tensor."""
+    tensors: Any = sys.modules.get("torch.distributed.tensor")  # not imported: without it there are no DTensors
+    if type(x) is Tensor or tensors is None or type(x) is not tensors.DTensor:
+        return None
+    return x._local_tensor.detach()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@dataclass(frozen=True)
+class SavedPart:
+    """Saved in place of a DTensor.
+
+    Attributes:
+        part: what is saved of this rank's part, a tensor or what gives one by `tensor`.
+        spec: torch's, where the other parts are.
+    """
+
+    part: Any
+    spec: Any
+
+    def tensor(self) -> Tensor:
+        """Return the DTensor."""
+        local = self.part if isinstance(self.part, Tensor) else self.part.tensor()
+        tensors: Any = sys.modules["torch.distributed.tensor"]
+        return tensors.DTensor(local, self.spec, requires_grad=False)

@@ -30,7 +30,7 @@ from ..quantizers import Compressed, FixedPoint, PerGroup, Quantizer, Rotated
 from ..tensors.passes import CHECKPOINTS, in_checkpoint
 from ..tensors.plain import is_quantizable
 from .exactness import ACTIVATIONS, OF_SCORES, Rule, is_logarithm, of_parameters, origin, rule_of, stays
-from .shards import SavedPart, part_of
+from .forms import SavedPart, part_of
 from .store import Chooser, Store
 
 

@@ -232,6 +232,7 @@ def _strided(x: Tensor, stride: Sequence[int]) -> Tensor:
     extent = 1 + sum((size - 1) * step for size, step in zip(x.shape, stride, strict=True))
     if x.numel() == 0:
         return x
+    # Up to four times the memory is the price of torch's choice of kernels, by which tensors are saved alike.
     copy = x.new_empty_strided(x.shape, stride if extent <= 4 * x.numel() else _narrowed(x.shape, stride))
     once = tuple(slice(0, 1) if step == 0 else slice(None) for step in stride)  # an expanded dimension is written once
     copy[once].copy_(x[once])

@@ -17,12 +17,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..layers.saver import Saver
 from ..quantizers import Compressed, PerGroup, Quantizer, RotatedCompressed
-from ..tensors.abstract import is_abstract
 from ..tensors.casts import cast_key
 from ..tensors.layout import as_dense
+from ..tensors.plain import is_abstract
 from .exactness import OF_ROWS, Rule
-from .forms import Entry, Exact, Own, Probabilities, Signed, View
-from .in_bits import Bits, InSides
+from .forms import Bits, Entry, Exact, InSides, Own, Probabilities, Signed, View
 
 _LEAST_GROUP = 8  # elements; shorter rows share a group all the same
 _TURN = 2 * pi

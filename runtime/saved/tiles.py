@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from ..layers.base import check_first_derivative
-from ..tensors.abstract import is_abstract
+from ..tensors.plain import is_abstract
 from .recompute import Settings, device_of, hold
 
 # As chunks of a loss: below that many rows a product is bound by reading its weight.

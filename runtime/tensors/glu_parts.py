@@ -21,11 +21,10 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 from ...tables import FewbitError
-from ...tables.errors import shown
-from .checks import check_integer
+from ...tables.errors import check_integer, shown
 from .packing import packed_size
 
-GROUP_SIZE = 256
+GROUP_SIZE = 256  # that of PerGroup, at .125 bits an element
 DEFAULT_COPY_BITS = 4
 
 Keep = Literal["parts", "inputs", "exact"]

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_HUGE_PAGE = 1 << 21
-_MADV_HUGEPAGE, _MADV_FREE = 14, 8
+_HUGE_PAGE = 1 << 21  # bytes, where a page has 4 KiB
+_MADV_HUGEPAGE, _MADV_FREE = 14, 8  # of Linux: asm-generic/mman-common.h
 # Smaller blocks come from the allocator's own heap, already mapped.
 _LEAST_BYTES = 16 * _HUGE_PAGE
 

@@ -77,16 +77,12 @@ def bins_of(x: Tensor) -> Tensor:
     """
     places = torch.empty(x.shape, dtype=torch.int16, device=x.device)
     for part, values in zip(places.view(-1).split(_AT_ONCE), x.reshape(-1).split(_AT_ONCE), strict=True):
-        part.copy_(_bins_of_few(values))
+        wide = values.to(torch.promote_types(values.dtype, torch.float32))
+        sizes = wide.abs().clamp_(max=ruler.LARGEST).float().view(torch.int32)
+        # Bins are closed on the right: the edge between two belongs to the smaller of two positive ones, and to the
+        # larger, in magnitude, of two negative ones.
+        positive, last = wide > 0, ruler.BINS_OF_SIGN - 1
+        bins = ((sizes - positive.int()) >> ruler.DROPPED_BITS).sub_(ruler.FIRST - 1).clamp_(0, last)
+        bins = torch.where(positive, bins + ruler.BINS_OF_SIGN, last - bins)
+        part.copy_(bins.masked_fill_(~values.isfinite(), -1))
     return places
-
-
-def _bins_of_few(x: Tensor) -> Tensor:
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    sizes = wide.abs().clamp_(max=ruler.LARGEST).float().view(torch.int32)
-    # Bins are closed on the right: the edge between two belongs to the smaller of two positive ones, and to the larger,
-    # in magnitude, of two negative ones.
-    positive = wide > 0
-    places = ((sizes - positive.int()) >> ruler.DROPPED_BITS).sub_(ruler.FIRST - 1).clamp_(0, ruler.BINS_OF_SIGN - 1)
-    bins = torch.where(positive, places + ruler.BINS_OF_SIGN, ruler.BINS_OF_SIGN - 1 - places)
-    return bins.masked_fill_(~x.isfinite(), -1)

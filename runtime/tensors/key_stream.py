@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 _PLACE = "_fewbit_rounding"  # attribute of torch's state tensor: the position in the stream
-_WORD = 2**64 - 1
+_WORD = 2**64 - 1  # cuts Python's integers, which do not overflow, to 64 bits
 
 Place = tuple[int, int]  # a seed, and the number of its keys drawn so far
 

@@ -74,14 +74,10 @@ def with_stride(x: Tensor, stride: Sequence[int]) -> Tensor:
 
 
 def _memory_order(x: Tensor) -> list[int] | None:
-    order = _by_stride(x) if torch.compiler.is_compiling() else sorted(range(x.dim()), key=x.stride, reverse=True)
+    if torch.compiler.is_compiling():  # by comparisons, which it can trace
+        order: list[int] = []
+        for dim in range(x.dim()):
+            order.insert(len([d for d in order if x.stride(d) >= x.stride(dim)]), dim)
+    else:
+        order = sorted(range(x.dim()), key=x.stride, reverse=True)
     return order if x.permute(order).is_contiguous() else None
-
-
-def _by_stride(x: Tensor) -> list[int]:
-    """Return the dimensions, the largest stride first, by comparisons that a compiler can trace."""
-    order: list[int] = []
-    for dim in range(x.dim()):
-        place = len([d for d in order if x.stride(d) >= x.stride(dim)])
-        order.insert(place, dim)
-    return order

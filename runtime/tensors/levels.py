@@ -37,7 +37,7 @@ Knots = tuple[tuple[int, int], ...]
 """(code, position) between the first level and the last, positions in units of 1 / `GRID`."""
 
 UNIFORM, FITTED = "uniform", "fitted"
-GRID = 64
+GRID = 64  # of knots; fewbit_gen/group_levels.py has the search that gave those below
 NORMAL: Mapping[int, Knots] = {
     2: ((1, 24), (2, 40)),
     3: ((1, 14), (6, 50)),
@@ -65,6 +65,7 @@ SHAPES: Mapping[str, tuple[Mapping[int, Knots], ...]] = {
 """The shapes that groups by each name have: the first is uniform, shapes without knots are so too."""
 
 CHOOSES = -1
+# Its biased exponent is 63: the 62 below are free, for the 31 that tell each of two shapes.
 LEAST_RANGE = 2.0**-64
 # Exponents, biased, of the ranges that can tell a shape, and what their pattern is lowered by for shapes 1 and 2.
 FIRST_EXPONENT, EXPONENTS = 108, 31

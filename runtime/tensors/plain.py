@@ -1,13 +1,23 @@
-"""Tests for tensors with memory of their own in this process, whose address a kernel may take."""
+"""What a tensor is: one with memory of its own in this process, whose address a kernel may take, or without values.
 
+Tensors without values, on the meta device or fake, count memory without computing. Where a kernel works in registers,
+the reference in plain torch makes temporary tensors. Tensors made within `scratch()` do not count towards a memory peak
+(memory/peak.py) unless they are alive at its end, so that a method counts on abstract tensors what its kernels would
+take.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from .abstract import is_abstract
 from .dtypes import DTYPES
 
 
@@ -55,3 +65,45 @@ def is_quantizable(x: Tensor) -> bool:
     """Return whether `x` is memory that a quantizer accepts."""
     known = type(x) in (Tensor, torch.nn.Parameter) or is_abstract(x)
     return known and is_dense(x) and x.dtype in DTYPES and x.numel() > 0 and not is_functorch_wrapped_tensor(x)
+
+
+# ---- without values -------------------------------------------------------------------------------------------------
+
+
+class _Depth(threading.local):
+    depth = 0
+
+
+_scratch = _Depth()
+
+
+def is_abstract(x: Tensor) -> bool:
+    """Return whether `x` has a shape, dtype and device, but no values."""
+    return x.is_meta or isinstance(x, FakeTensor)
+
+
+def is_autocast(x: Tensor) -> bool:
+    """Return whether autocast is on for the device of `x`; the meta device has none."""
+    device = x.device.type
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    """Return a context without autocast on the device of `x`; the meta device has none."""
+    device = x.device.type
+    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
+
+
+@contextmanager
+def scratch() -> Iterator[None]:
+    """Count the operations of this block as one kernel, whose temporary tensors take no memory."""
+    _scratch.depth += 1
+    try:
+        yield
+    finally:
+        _scratch.depth -= 1
+
+
+def in_scratch() -> bool:
+    """Return whether a block of `scratch` is running in this thread."""
+    return _scratch.depth > 0

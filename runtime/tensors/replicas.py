@@ -26,19 +26,13 @@ def replicas(parameters: Iterable[Tensor]) -> Any:
     if wrapper is not None:  # within `join`, and from then on, processes stop one after another
         group = None if wrapper._join_config.enable else wrapper.process_group
     else:
-        group = _of_shards(parameters)
+        tensors = sys.modules.get("torch.distributed.tensor")
+        shard: Any = next((p for p in parameters if isinstance(p, tensors.DTensor)), None) if tensors else None
+        if shard is None:
+            return None
+        whole = dist.group.WORLD if shard.device_mesh.size() == dist.get_world_size() else None
+        group = shard.device_mesh.get_group() if shard.device_mesh.ndim == 1 else whole
     return group if group is not None and dist.get_world_size(group) > 1 else None
-
-
-def _of_shards(parameters: Iterable[Tensor]) -> Any:
-    tensors = sys.modules.get("torch.distributed.tensor")
-    shard: Any = next((p for p in parameters if isinstance(p, tensors.DTensor)), None) if tensors else None
-    if shard is None:
-        return None
-    mesh = shard.device_mesh
-    if mesh.ndim == 1:
-        return mesh.get_group()
-    return torch.distributed.group.WORLD if mesh.size() == torch.distributed.get_world_size() else None
 
 
 def gathered(rows: Tensor, group: Any) -> Tensor:

@@ -28,7 +28,7 @@ from ...tables import FewbitError, Table
 from .capture import to_last
 from .table_registry import round_down, table_of
 
-OFF = 2.0**-10
+OFF = 2.0**-10  # of the distance of two levels
 _SETTLED = 2.0**-15  # a change of v that counts as none
 _WIDEST = 40.0  # |x| beyond which f' is taken as settled
 _FIRST, _MOST = 1024, 1 << 16  # cells

@@ -20,7 +20,7 @@ from ...tables import FewbitError
 from ...tables.errors import shown
 from .packing import GROUP, pack, unpack
 
-ALIGNMENT = 8
+ALIGNMENT = 8  # bytes: the largest word that kernels read of codes
 
 Integers = TypeVar("Integers", Tensor, NDArray[np.int64])
 

@@ -98,19 +98,11 @@ def round_down(values: np.ndarray, dtype: torch.dtype) -> Tensor:
     """Return `values` (float64) in `dtype`, each the largest representable number not above it."""
     exact = torch.tensor(values, dtype=torch.float64)
     nearest = exact.to(dtype)
-    below = torch.nextafter(nearest.to(_wide(dtype)), torch.tensor(-torch.inf, dtype=_wide(dtype)))
-    if dtype in (torch.float16, torch.bfloat16):
-        below = _previous_half(nearest)
-    return torch.where(nearest.double() > exact, below.to(dtype), nearest)
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def _previous_half(x: Tensor) -> Tensor:
-    """Return the next smaller number of a 16-bit dtype; torch.nextafter lacks float16 on the CPU."""
-    bits = x.view(torch.int16)
-    smaller = torch.where(bits >= 0, bits - 1, bits + 1)  # sign and magnitude: a negative one grows towards −∞
-    smaller = torch.where(x == 0, torch.tensor(-0x7FFF, dtype=torch.int16), smaller)  # below 0: −smallest
-    return smaller.view(x.dtype)
+    if dtype in (torch.float16, torch.bfloat16):  # torch.nextafter lacks float16 on the CPU
+        bits = nearest.view(torch.int16)
+        smaller = torch.where(bits >= 0, bits - 1, bits + 1)  # sign and magnitude: a negative one grows towards −∞
+        smaller = torch.where(nearest == 0, torch.tensor(-0x7FFF, dtype=torch.int16), smaller)  # below 0: −smallest
+        below = smaller.view(dtype)
+    else:
+        below = torch.nextafter(nearest, torch.tensor(-torch.inf, dtype=dtype))
+    return torch.where(nearest.double() > exact, below, nearest)

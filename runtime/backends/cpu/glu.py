@@ -100,8 +100,8 @@ def backward(
     return results[0], results[1], results[2]
 
 
-_ARGUMENTS = 17
-_FINITE = np.int32(0x7F7FFFFF)
+_ARGUMENTS = 17  # behind one address, as a list for every call
+_FINITE = np.int32(0x7F7FFFFF)  # the bits of the largest float32
 
 
 @cache

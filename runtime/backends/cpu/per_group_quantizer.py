@@ -40,8 +40,8 @@ USUAL, HALF, QUARTER = 256, 128, 64  # G
 _WORDS = BLOCK // 2  # of 32 random bits
 _TURNS = 4 * (BLOCK // GROUP + 1)  # the words of a counter for every eight groups, of one element and more
 STAGE = BLOCK + GROUP
-_TOP = np.int32(0x7FFFFFFF)
-_FINITE = np.int32(0x7F7FFFFF)
+# In the bits of float32: all but the sign; the largest number.
+_TOP, _FINITE = np.int32(0x7FFFFFFF), np.int32(0x7F7FFFFF)
 _LEAST_RANGE = np.float32(LEAST_RANGE)
 _NOTHING, _BELOW, _ABOVE = np.float32(NOTHING), np.float32(BELOW), np.float32(ABOVE)
 _NORMAL_LOWERED, _SKEWED_LOWERED = np.int32(LOWERED[1]), np.int32(LOWERED[2])

@@ -19,12 +19,12 @@ from typing import Any
 
 import torch
 
-JOB_WORDS = 20
+JOB_WORDS = 20  # three of its own (parts taken, parts, blocks), and 17 arguments: the per-group quantizer's
 Job = ctypes.c_int64 * JOB_WORDS
 
 # Below this a second thread costs more than it saves.
 BLOCKS_PER_THREAD = 128
-_PARTS_PER_THREAD = 8
+_PARTS_PER_THREAD = 8  # others wait for a delayed thread's last part: an eighth of its share
 _PROCESS = os.getpid()
 
 
@@ -56,10 +56,14 @@ def run_job(kernel: Kernel, job: Any) -> None:
         kernel.call(job)
         return
     openmp = _openmp() if os.getpid() == _PROCESS else None
-    if openmp is None:
-        _run_in_pool(kernel, job, threads)
-    else:
+    if openmp is not None:
         openmp.GOMP_parallel(kernel.address, job, threads, 0)
+        return
+    pool = _pool(os.getpid(), threads - 1)
+    others = [pool.submit(kernel.call, job) for _ in range(threads - 1)]
+    kernel.call(job)
+    # A call that has not begun has nothing left to do; one that has begun writes into the caller's memory: wait for it.
+    wait([other for other in others if not other.cancel()])
 
 
 def parts_of(blocks: int) -> int:
@@ -85,14 +89,6 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         openmp.omp_set_num_threads(before)
-
-
-def _run_in_pool(kernel: Kernel, job: Any, threads: int) -> None:
-    pool = _pool(os.getpid(), threads - 1)
-    others = [pool.submit(kernel.call, job) for _ in range(threads - 1)]
-    kernel.call(job)
-    # A call that has not begun has nothing left to do; one that has begun writes into the caller's memory: wait for it.
-    wait([other for other in others if not other.cancel()])
 
 
 @cache

@@ -6,7 +6,7 @@ gradient(grad, q, k, v, mask, state, wanted, p, is_causal, scale, enable_gqa)
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cache
 
 import torch
@@ -16,7 +16,7 @@ from torch.compiler import is_compiling
 from torch.nn import functional as F
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ...tensors.abstract import is_autocast
+from ...tensors.plain import without_autocast
 
 
 def forward(
@@ -53,8 +53,7 @@ def gradient(
         mask = mask.to(grad.dtype)
     q, k, v = (x.detach().to(grad.dtype) for x in (q, k, v))
     leaves = [x for x, w in zip((q, k, v), wanted, strict=True) if w]
-    autocast = torch.autocast(grad.device.type, enabled=False) if is_autocast(grad) else nullcontext()
-    with torch.enable_grad(), autocast, _replayed(state, grad.device), _recomputing():
+    with torch.enable_grad(), without_autocast(grad), _replayed(state, grad.device), _recomputing():
         for x in leaves:
             x.requires_grad_()
         y = F.scaled_dot_product_attention(q, k, v, mask, p, is_causal, scale=scale, enable_gqa=gqa)

@@ -26,8 +26,7 @@ from ...tensors.packing import GROUP, packed_size
 from ...tensors.philox import NEAREST, Seed, random_halves, rotated_halves
 from ...tensors.rows import Rows
 
-NOT_A_NUMBER = 0x7FC0
-INFINITY = 0x7F80
+NOT_A_NUMBER, INFINITY = 0x7FC0, 0x7F80  # in the bits of bfloat16
 
 
 def quantize(

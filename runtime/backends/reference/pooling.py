@@ -64,15 +64,12 @@ def window(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the results of `offsets_of`, and the place at each distance from a corner, uint8."""
     offsets, corners = offsets_of(x.shape, outputs, kernel, stride, padding, dilation, x.device)
-    places = torch.zeros(_reach(x.shape, kernel, dilation) + 1, dtype=torch.uint8, device=x.device)
+    # From the corner of a window to its last place in memory.
+    widths = {d: math.prod(x.shape[d + 1 :] if d < -1 else ()) for d in range(-len(kernel), 0)}
+    reach = sum((kernel[d] - 1) * dilation[d] * width for d, width in widths.items())
+    places = torch.zeros(reach + 1, dtype=torch.uint8, device=x.device)
     places[offsets] = torch.arange(offsets.numel(), dtype=torch.uint8, device=x.device)
     return offsets, corners, places
-
-
-def _reach(inputs: Sequence[int], kernel: Sequence[int], dilation: Sequence[int]) -> int:
-    """Return the distance in memory from the corner of a window to its last place."""
-    dims = range(-len(kernel), 0)
-    return sum((kernel[d] - 1) * dilation[d] * math.prod(inputs[d + 1 :] if d < -1 else ()) for d in dims)
 
 
 def offsets_of(

@@ -27,10 +27,10 @@ from ...tensors.rotation import (
     positive_levels,
 )
 
-NOT_A_NUMBER, LARGEST_HALF = 0x7FC0, 0x7F7F
-INFINITY = 0x7F800000
-_BLOCK = 32
-_LARGEST_SEED = 2**63 - 1
+NOT_A_NUMBER, LARGEST_HALF = 0x7FC0, 0x7F7F  # in the bits of bfloat16, in which scales are saved
+INFINITY = 0x7F800000  # in those of float32
+_BLOCK = 32  # numbers that are added in halves of halves: the lanes of a warp of a GPU
+_LARGEST_SEED = 2**63 - 1  # int64, and not negative
 # Of the groups in buffers. After one turn an entry of 100 makes the others come back 3.4 times as large at 2 bits.
 TURNS = 2
 

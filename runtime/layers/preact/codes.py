@@ -20,11 +20,10 @@ from ... import ops
 from ...backends.cpu import preact as cpu
 from ...backends.cuda import preact as cuda
 from ...backends.reference import preact as reference
-from ...tensors.abstract import is_abstract, scratch
 from ...tensors.dtypes import KINDS, name_of
 from ...tensors.layout import with_stride
 from ...tensors.packing import packed_size
-from ...tensors.plain import has_kernels
+from ...tensors.plain import has_kernels, is_abstract, scratch
 from ...tensors.spec import TensorSpec
 from ...tensors.validation import check_channels, check_form, check_packed, check_part, shown_part
 

@@ -17,8 +17,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ....tables import FewbitError
-from ....tables.errors import shown
-from ...tensors.checks import check_integer
+from ....tables.errors import check_integer, shown
 from ..saver import TRACES_FUNCTIONS
 from .function import NORMS, PreActivation, Settings, TracedPreActivation, normalization_of, plain
 from .linear import linear_of

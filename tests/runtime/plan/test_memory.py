@@ -6,7 +6,7 @@ import torch
 from fewbit import memory
 from fewbit.plots.studies import appendix_b
 from fewbit.plots.studies.networks import APPENDIX_B
-from fewbit.runtime.memory.graph import op_name
+from fewbit.runtime.memory.record import op_name
 from fewbit.runtime.plan import zoo
 from runtime_cases import table_of_bits
 from torch import nn

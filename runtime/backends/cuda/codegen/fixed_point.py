@@ -2,7 +2,7 @@
 
 from .source import NUMBERS, THREADS, pieces
 
-ELEMENTS_PER_BLOCK = THREADS * 8
+ELEMENTS_PER_BLOCK = THREADS * 8  # a thread has the 8 elements whose codes are whole bytes
 WARPS_PER_BLOCK = THREADS // 32
 ROWS = 7  # of the table: o, Δ, 1/Δ, z, offset and slope of Ã₁, z adjusted where γ = 0
 _PIECES = ("numbers", "packing", "kernels", "eights", "extremes", "gather", "channels", "fixed_point")

@@ -4,7 +4,7 @@ from functools import cache
 
 from .source import NUMBERS, THREADS, pieces
 
-ELEMENTS_PER_BLOCK = THREADS * 8
+ELEMENTS_PER_BLOCK = THREADS * 8  # a thread has the 8 elements whose codes are whole bytes
 _PIECES = ("numbers", "packing", "kernels", "eights", "following")
 
 

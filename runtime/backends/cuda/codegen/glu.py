@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from .....tables import Table
 from .source import NUMBERS, THREADS, pieces, table_text
 
-ELEMENTS_PER_BLOCK = THREADS * 8
+ELEMENTS_PER_BLOCK = THREADS * 8  # a thread has the 8 elements whose codes are whole bytes
 _PIECES = (
     "numbers",
     "packing",

@@ -92,7 +92,7 @@ def find_cells(table: Table, arithmetic: Arithmetic) -> Cells | None:
     return None
 
 
-_COUNTS = [2**i for i in range(4, 13)]
+_COUNTS = [2**i for i in range(4, 13)]  # of cells, 16 to 4,096: the fewest that will do
 # The same number of cells a little wider, if a boundary is on an edge or two share a cell.
 _STRETCHES = (1.0, 1.01, 1.05, 1.1, 1.2, 1.3, 1.4)
 

@@ -58,13 +58,12 @@ def has_third_digit(dtype: str) -> bool:
 
 def _source(dtype: str, kernels: list[str], bits: int = 0) -> str:
     T, _ = NUMBERS[dtype]
-    texts = (f"{_launched(text, T)}{text.format(T=T, bits=bits)}" for text in kernels)
+    texts = []
+    for text in kernels:
+        residents = 1 if text.startswith(_SCANS) else f"fewbit::residents<{T}>"
+        bounds = f'extern "C" __global__ void __launch_bounds__(fewbit::threads, {residents})'
+        texts.append(f"{bounds}\n{text.format(T=T, bits=bits)}")
     return "\n".join([pieces(*_PIECES), _HEAD, *texts, "}  // namespace outlier\n"])
-
-
-def _launched(kernel: str, T: str) -> str:
-    residents = 1 if kernel.startswith(_SCANS) else f"fewbit::residents<{T}>"
-    return f'extern "C" __global__ void __launch_bounds__(fewbit::threads, {residents})\n'
 
 
 _HEAD = """\

@@ -4,7 +4,7 @@ from .source import NUMBERS, THREADS, pieces
 
 # Per block and step: groups for `quantize`, where each warp takes one, else elements.
 GROUPS_PER_BLOCK = THREADS // 32
-CODES_PER_BLOCK = THREADS * 8
+CODES_PER_BLOCK = THREADS * 8  # a thread has the 8 codes that are whole bytes
 _PIECES = ("numbers", "packing", "kernels", "eights", "philox", "per_group", "extremes", "gather", "per_group_slots")
 
 
