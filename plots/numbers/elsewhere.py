@@ -17,6 +17,7 @@ _TEXT = "no measurement: "
 
 # Reasons by page and heading.
 ELSEWHERE = {
+    ("README.md", "What to type"): _TEXT + "bits asked for",
     (
         "README.md",
         "Ways to use it",

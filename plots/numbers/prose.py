@@ -16,13 +16,38 @@ File = Mapping[str, Any]
 _RIVAL = "compile, checkpointing"
 
 
+# Cases of README's first table, in its order: a task and a way.
+_CASES = (
+    ("lora", "L2, gated parts"),
+    ("llama", "compile, fewbit"),
+    ("llama", "plan, same peak"),
+    ("cnn", "L2"),
+    ("long", "checkpoints, 8 bits"),
+)
+
+
+def _cases(file: File) -> Iterator[str]:
+    rows = {(r["task"], r["way"]): r for r in file["rows"]}
+    for task, way in _CASES:
+        found, exact = rows[task, way], rows[task, "exact"]
+        shares = (short(found[key] / exact[key], 2) for key in ("kept", "peak", "time"))
+        yield f"| {', '.join(shares)}, {short(found['error'], 3)} |"
+
+
 def _strongest_rival(file: File) -> Iterator[str]:
     rows = {(r["task"], r["way"]): r for r in file["rows"]}
 
     def shares(key: str, rival: str, tasks: Sequence[str]) -> list[str]:
         return [short(rows[task, "compile, fewbit"][key] / rows[task, rival][key], 2) for task in tasks]
 
-    named = {"gpt2": "GPT-2", "llama": "Llama", "lora": "with LoRA", "vit": "a ViT", "experts": "Mixtral"}
+    named = {
+        "gpt2": "GPT-2",
+        "llama": "Llama",
+        "lora": "with LoRA",
+        "long": "2,048 tokens",
+        "vit": "a ViT",
+        "experts": "Mixtral",
+    }
     times = [f"{time} ({name})" for time, name in zip(shares("time", _RIVAL, [*named]), named.values(), strict=True)]
     peaks = sorted(shares("peak", _RIVAL, [*named]))
     yield f"takes {', '.join(times[:-1])} and {times[-1]} of its time at {peaks[0]} to {peaks[-1]} of its peak"
@@ -153,6 +178,7 @@ def _finetuned(file: File) -> Iterator[str]:
 
 
 PROSE = (
+    Source("README.md", ("alternatives-cpu.json",), _cases),
     Source("README.md", ("alternatives-cpu.json",), _strongest_rival),
     Source("README.md", ("gpu-4.json",), _on_a_gpu),
     Source("plots/results/gpu.md", ("gpu-4.json",), _outcome_on_a_gpu),

@@ -139,7 +139,7 @@ def _patches(file: File) -> Iterator[str]:
     yield f"test errors ({', '.join(errors)} %)"
 
 
-_BESIDE = ("gpt2", "llama", "lora", "vit", "cnn", "experts")  # measured with compiled checkpointing
+_TASKS = ("gpt2", "llama", "lora", "long", "vit", "cnn", "experts")
 _BUDGETS = ("compile, budget 0.5", "compile, budget 0.25")
 
 
@@ -158,17 +158,17 @@ def _alternatives(file: File) -> Iterator[str]:
         "compile, selective": "compiled selective checkpointing, torch's recommended policy",
     }
     for way, name in strongest.items():
-        yield row(name, *cells(way, _BESIDE))
-    yield row('`backend="fewbit"`', *cells("compile, fewbit", _BESIDE))
-    yield row("its error", *(short(rows[task, "compile, fewbit"]["error"], 3) for task in _BESIDE))
+        yield row(name, *cells(way, _TASKS))
+    yield row('`backend="fewbit"`', *cells("compile, fewbit", _TASKS))
+    yield row("its error", *(short(rows[task, "compile, fewbit"]["error"], 3) for task in _TASKS))
     for key, unit in (("time", "take"), ("peak", "at")):
-        rival = [rows[task, "compile, fewbit"][key] / rows[task, "compile, checkpointing"][key] for task in _BESIDE]
+        rival = [rows[task, "compile, fewbit"][key] / rows[task, "compile, checkpointing"][key] for task in _TASKS]
         yield f"{unit} {listed([short(r, 2) for r in rival])} of "
-    tasks = list(dict.fromkeys(task for task, _ in rows))
-    order = [task for task in ("gpt2", "llama", "lora", "long", "vit", "cnn", "experts") if task in tasks]
-    yield row("checkpointing", *(short(share(task, "checkpointing", "time"), 2) for task in order))
-    yield row("compiled, fewbit: peak and time", *cells("compile, fewbit", order))
-    least = [[min(share(task, way, key) for way in _BUDGETS) for key in ("peak", "time")] for task in order]
+    plans = {task: rows[task, "plan, same peak"]["time"] / rows[task, "checkpointing"]["time"] for task in _TASKS}
+    yield f"the eager plan takes {short(plans['long'], 2)} of checkpointing's time"
+    yield row("checkpointing", *(short(share(task, "checkpointing", "time"), 2) for task in _TASKS))
+    yield row("compiled, fewbit: peak and time", *cells("compile, fewbit", _TASKS))
+    least = [[min(share(task, way, key) for way in _BUDGETS) for key in ("peak", "time")] for task in _TASKS]
     yield row("torch's budgets: least peak, and least time", *(", ".join(short(x, 2) for x in pair) for pair in least))
 
 
@@ -256,31 +256,35 @@ def _gradient_noise(file: File) -> Iterator[str]:
 def _default_weight(file: File) -> Iterator[str]:
     rows = of(file["rows"], dtype="float32")
     weights = ("normal:0,0.3", "normal:0,0.5", "normal:0,1", "normal:0,2", "laplace:0,1", "laplace:0,2")
-    errors = {(r["model"], r["steps"], r["bits"], r["weight"]): r["error"] for r in rows}
+    errors = {(r["model"], r["steps"], r["bits"]): r["errors"] for r in rows}
     for model, steps in dict.fromkeys((r["model"], r["steps"]) for r in rows):
         cells = []
         for weight in weights:
-            of_bits = (
-                errors[model, steps, b, weight] / errors[model, steps, b, "uniform:-10,10"] for b in (1, 2, 3, 4)
-            )
+            of_cases = (errors[model, steps, b] for b in (1, 2, 3, 4))
+            of_bits = (found[weight] / found["uniform:-10,10"] for found in of_cases)
             cells.append(" ".join(short(x, 2) for x in of_bits))
         first = ": 1, 2, 3, 4 bits" if (model, steps) == ("GPT-2", 0) else ""
         yield row(f"{model.removesuffix(' with GELU')}, {'trained' if steps else 'fresh'}{first}", *cells)
 
 
 def _weights_at_2_and_3_bits(file: File) -> Iterator[str]:
-    errors = {(r["model"], r["steps"], r["dtype"], r["bits"], r["weight"]): r["error"] for r in file["rows"]}
     ratios: dict[str, list[float]] = {}
-    for (*case, weight), error in errors.items():
-        if case[3] in (2, 3):
-            ratios.setdefault(weight, []).append(error / errors[(*case, "uniform:-10,10")])
+    for found in (r["errors"] for r in file["rows"] if r["bits"] in (2, 3)):
+        for weight, error in found.items():
+            ratios.setdefault(weight, []).append(error / found["uniform:-10,10"])
     laplace, normal = ratios["laplace:0,2"], ratios["normal:0,1"]
     yield f"with a mean of {plain(fmean(laplace), 2)} ({plain(min(laplace), 2)} to {plain(max(laplace), 2)})"
     yield f"{plain(fmean(normal), 2)} on average, {plain(max(normal), 2)} at worst"
     least = min(ratios.values(), key=fmean)
     of_least = f"least mean of all, {plain(fmean(least), 2)}, is that of a mixture of two normals"
     yield f"{of_least}, which is up to {plain(max(least), 2)} times"
-    apart = [abs(errors[(*k[:2], "bfloat16", *k[3:])] / e - 1) for k, e in errors.items() if k[2] == "float32"]
+    errors = {(r["model"], r["steps"], r["dtype"], r["bits"]): r["errors"] for r in file["rows"]}
+    apart = [
+        abs(errors[model, steps, "bfloat16", bits][weight] / error - 1)
+        for (model, steps, dtype, bits), found in errors.items()
+        for weight, error in found.items()
+        if dtype == "float32"
+    ]
     yield f"differs from float32 by {plain(100 * median(apart), 1)} % in the median"
 
 

@@ -102,7 +102,7 @@ CASES: Mapping[str, Case] = {
 
 
 def measure(name: str, steps: int, candidates: Sequence[str] = CANDIDATES) -> list[dict[str, Any]]:
-    """Return a row for each dtype, number of bits and candidate, of a model after so many steps of exact training."""
+    """Return a row for each dtype and number of bits, of a model after so many steps of exact training."""
     case = CASES[name]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -114,14 +114,13 @@ def measure(name: str, steps: int, candidates: Sequence[str] = CANDIDATES) -> li
     for dtype in DTYPES:
         exact = [gradient(model, case.loss, batch, dtype) for batch in batches]
         for bits in BITS:
+            errors: dict[str, float] = {}
             for weight in candidates:
                 few = with_tables(model, bits, weight)
                 found = [gradient(few, case.loss, batch, dtype) for batch in batches]
                 error = fmean(float((a - b).norm() / b.norm()) for a, b in zip(found, exact, strict=True))
-                rows.append(
-                    {"model": name, "steps": steps, "dtype": dtype, "bits": bits, "weight": weight}
-                    | {"error": float(f"{error:.4g}")}
-                )
+                errors[weight] = float(f"{error:.4g}")
+            rows.append({"model": name, "steps": steps, "dtype": dtype, "bits": bits, "errors": errors})
     return rows
 
 
@@ -162,15 +161,11 @@ def train(model: nn.Module, loss: Loss, batches: Iterable[Any], steps: int) -> N
 
 def ratios(rows: Iterable[Mapping[str, Any]], bits: Sequence[int] = BITS) -> dict[str, list[float]]:
     """Return each candidate's errors relative to those of `UNIFORM` in the same case, in the order of `rows`."""
-    errors: dict[tuple[Any, ...], dict[str, float]] = {}
+    found: dict[str, list[float]] = {}
     for row in rows:
         if row["bits"] in bits:
-            case = row["model"], row["steps"], row["dtype"], row["bits"]
-            errors.setdefault(case, {})[row["weight"]] = row["error"]
-    found: dict[str, list[float]] = {}
-    for of in errors.values():
-        for weight, error in of.items():
-            found.setdefault(weight, []).append(error / of[UNIFORM])
+            for weight, error in row["errors"].items():
+                found.setdefault(weight, []).append(error / row["errors"][UNIFORM])
     return found
 
 
