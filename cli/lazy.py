@@ -14,6 +14,8 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from ..tables.errors import FewbitError
+
 IN_A_CLONE = (Path(__file__).parents[1] / "plots" / "commands").is_dir()
 
 
@@ -38,7 +40,7 @@ def add_studies(group: click.Group, modules: Mapping[str, Sequence[str]]) -> Non
 
 
 def _fail_outside_a_clone(name: str) -> None:
-    click.get_current_context().fail(f"{name!r} comes with a clone of the repository, not with an installed wheel")
+    raise FewbitError(f"{name!r} comes with a clone of the repository, not with an installed wheel")
 
 
 class WholeHelpGroup(click.Group):
