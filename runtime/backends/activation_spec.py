@@ -2,8 +2,8 @@
 
 To add an activation:
 
-1. give the compiler its derivative, a function in `fewbit_gen/activations/smooth.py` or `piecewise.py`, and in `FAMILIES`
-   at the end there;
+1. give the compiler its derivative, a function in `fewbit_gen/activations/smooth.py` or `piecewise.py`, and list it in
+   `FAMILIES` at the end there;
 2. add its row to `ROWS`;
 3. write the stubs that editors read: ``python tests/support/activation_stubs.py`` (a test holds them to the rows).
 
