@@ -27,8 +27,7 @@ from ..backends.forwards import forward_of
 from ..backends.torch_functions import gelu_function, torch_function
 from ..tensors.dtypes import DTYPES
 from . import functional
-from .overrides import TableOrPath, key_for_activation, read_tables
-from .table_lookup import DEFAULT_BITS, Rounding, check_rounding
+from .table_lookup import DEFAULT_BITS, Rounding, TableOrPath, check_rounding, key_for_activation, read_tables
 
 __all__ = ["few_bit"]
 

@@ -32,7 +32,7 @@ from ..tensors.packing import packed_size
 from . import integers
 from .codes import Groups, groups_of, hint
 from .factors import arguments_of, table_of
-from .nodes import base_of, descendants, is_floating_input, is_pointwise, is_view, operator_of, tensor_of
+from .nodes import base_of, descendants, is_floating_input, is_pointwise, is_view, operator_of, tensor_of, value_of
 from .options import CompileOptions, torch_budget
 from .planes import planes_of
 from .roles import ROUNDED, TO_NEAREST, Role, is_pinned
@@ -117,8 +117,7 @@ def is_any_rounded(nodes: Iterable[fx.Node]) -> bool:
 
 
 def _choose(node: fx.Node, role: Role, table: Table | None, options: CompileOptions, less: int) -> Choice:
-    x = tensor_of(node)
-    assert x is not None
+    x = value_of(node)
     elements, exact = hint(x.numel()), nbytes_of(node)
     if role is Role.MUTATED:  # saved, it would be another when it is read: anything else is cheaper
         return Choice(role, None, None, 1 << 48, role.value)
@@ -141,8 +140,7 @@ def _choose(node: fx.Node, role: Role, table: Table | None, options: CompileOpti
 
 def rounded(node: fx.Node, role: Role, bits: int, options: CompileOptions) -> Choice:
     """Return the choice to save a node's value in `bits` bits, or exactly where that is not possible."""
-    x = tensor_of(node)
-    assert x is not None
+    x = value_of(node)
     elements, exact = hint(x.numel()), nbytes_of(node)
     if elements < options.smallest:
         return Choice(role, None, None, exact, "small")

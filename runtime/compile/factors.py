@@ -35,6 +35,7 @@ from .nodes import (
     packet_of,
     shape_of,
     tensor_of,
+    value_of,
 )
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -328,10 +329,8 @@ _COMBINING: Mapping[Any, Callable[[list[bool]], bool]] = {
 
 def _fits(node: fx.Node, product: _Product) -> bool:
     """Return whether gradient and argument have the node's shape, and the gradient its dtype."""
-    g, d = tensor_of(product.gradient), tensor_of(node)
-    assert g is not None and d is not None
     shapes = {shape_of(node), shape_of(product.gradient), shape_of(product.argument or node)}
-    return g.dtype == d.dtype and len(shapes) == 1
+    return value_of(product.gradient).dtype == value_of(node).dtype and len(shapes) == 1
 
 
 _OF_NUMBERS = {aten.mul: operator.mul, aten.div: operator.truediv, aten.add: operator.add, aten.sub: operator.sub}

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from .nodes import is_view, packet, tensor_of
+from .nodes import is_view, packet, tensor_of, value_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -55,8 +55,7 @@ def limit_of(node: fx.Node) -> int | None:
 
 def _size(node: fx.Node) -> int | None:
     """Return the size of the dimension along which an operator finds places; of all elements if it has none."""
-    x = tensor_of(node.args[0])  # pyright: ignore[reportArgumentType]
-    assert x is not None
+    x = value_of(node.args[0])  # pyright: ignore[reportArgumentType]
     dimension = _argument(node, "dim")
     size: Any = x.numel() if dimension is None else x.shape[dimension] if x.dim() else 1
     return size if isinstance(size, int) else None

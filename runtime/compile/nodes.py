@@ -63,6 +63,13 @@ def tensor_of(node: fx.Node) -> Tensor | None:
     return value if isinstance(value, Tensor) else None
 
 
+def value_of(node: fx.Node) -> Tensor:
+    """Return the node's fake tensor, where its value is known to be one."""
+    x = tensor_of(node)
+    assert x is not None
+    return x
+
+
 def shape_of(node: fx.Node) -> tuple[str, ...] | None:
     """Return the shape of the node's tensor, in words: comparing symbols would fix sizes that vary."""
     x = tensor_of(node)

@@ -29,7 +29,7 @@ from .codes import (
 from .cut import Choice, choice_of, module_names, nbytes_of, results_and_saved
 from .factors import arguments_of, multiplied_with
 from .integers import narrowed, widened
-from .nodes import base_of, tensor_of
+from .nodes import base_of, tensor_of, value_of
 from .options import CompileOptions
 from .report import SavedTensor
 from .roles import ROUNDED, Role
@@ -126,8 +126,7 @@ class _Encoded:
     @property
     def order(self) -> tuple[int, ...]:
         """The dimensions of x in memory order, which is that of the codes."""
-        x = tensor_of(self.argument)
-        assert x is not None
+        x = value_of(self.argument)
         return tuple(memory_order(x) or range(x.dim()))
 
 
@@ -183,8 +182,7 @@ def _calls(rounded: Mapping[fx.Node, Choice], place_of: Callable[[fx.Node], fx.N
     """Return the calls for all values: kernels take those of one place and dtype together, which saves time."""
     found: defaultdict[tuple[fx.Node, object], list[fx.Node]] = defaultdict(list)
     for node, choice in rounded.items():
-        x = tensor_of(node)
-        assert x is not None
+        x = value_of(node)
         groups = choice.groups if choice.role in ROUNDED else None
         by_kernel = groups is not None and has_kernels(x.device, x.dtype, groups)
         found[place_of(node), x.dtype if by_kernel else node].append(node)
@@ -325,8 +323,7 @@ def _restoring(choice: Choice, dtype: torch.dtype) -> "partial[Tensor]":
 
 
 def _row(node: fx.Node, choice: Choice | None, parts: Sequence[fx.Node]) -> SavedTensor:
-    x = tensor_of(node)
-    assert x is not None
+    x = value_of(node)
     is_input = base_of(node).op == "placeholder" and (choice is None or choice.bits is None)
     lines = re.findall(r'File "(.+?)", line (\d+)', node.meta.get("stack_trace") or "")  # the innermost last
     return SavedTensor(

@@ -11,11 +11,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from .. import ops
 from .cut import Choice
-from .nodes import tensor_of
+from .nodes import value_of
 from .rotated import Rotation, dequantize, quantize
 from .splice import Splicer, after_last_use, before_first_use, operations, placeholder, some_placeholder
 
@@ -27,7 +27,7 @@ def draw_keys(graph: fx.Graph, turned: Turned, splicer: Splicer) -> dict[torch.d
     """Return nodes of a key, int64 (1,), for each device that has values to turn, drawn behind the placeholders."""
     found = {}
     with graph.inserting_before(operations(graph)):
-        for device in dict.fromkeys(_value(node).device for node in turned):
+        for device in dict.fromkeys(value_of(node).device for node in turned):
             (found[device],) = splicer.splice(graph, partial(ops.draw_seeds, count=1), some_placeholder(graph, device))
     return found
 
@@ -43,7 +43,7 @@ def quantize_turned(
         forms = tuple(map(_form, map(turned.__getitem__, nodes)))
         function = partial(quantize, forms=forms, offsets=tuple(offsets[node] for node in nodes))
         with graph.inserting_before(before):
-            results = splicer.splice(graph, function, keys[_value(nodes[0]).device], *nodes)
+            results = splicer.splice(graph, function, keys[value_of(nodes[0]).device], *nodes)
         means = iter(results[len(nodes) :])
         for node, form, buffer in zip(nodes, forms, results, strict=False):
             parts[node] = (buffer, next(means)) if form.centered else (buffer,)
@@ -85,10 +85,10 @@ def dequantize_turned(
             dequantize,
             forms=tuple(map(_form, map(turned.__getitem__, nodes))),
             offsets=tuple(offsets[node] for node in nodes),
-            dtype=_value(nodes[0]).dtype,
+            dtype=value_of(nodes[0]).dtype,
         )
         with graph.inserting_before(before):
-            values = splicer.splice(graph, function, keys[_value(nodes[0]).device], *buffers, *means)
+            values = splicer.splice(graph, function, keys[value_of(nodes[0]).device], *buffers, *means)
         for node, value in zip(nodes, values, strict=True):
             placeholders[node.name].replace_all_uses_with(value)
             graph.erase_node(placeholders[node.name])
@@ -98,15 +98,9 @@ def _calls(turned: Turned, place_of: Callable[[fx.Node], fx.Node]) -> list[tuple
     """Return the places of calls, and the values of each: all of one place, device and dtype."""
     found: defaultdict[tuple[fx.Node, Any], list[fx.Node]] = defaultdict(list)
     for node in turned:
-        x = _value(node)
+        x = value_of(node)
         found[place_of(node), (x.device, x.dtype)].append(node)
     return [(place, nodes) for (place, _), nodes in found.items()]
-
-
-def _value(node: fx.Node) -> Tensor:
-    x = tensor_of(node)
-    assert x is not None
-    return x
 
 
 def _form(choice: Choice) -> Rotation:

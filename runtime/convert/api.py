@@ -21,8 +21,7 @@ from ...tables import FewbitError
 from ...tables.names import counted
 from ..activations.following import Adaptation, FollowingTable, adaptation_of
 from ..activations.modules import FewBitActivation
-from ..activations.overrides import TableOrPath
-from ..activations.table_lookup import Rounding
+from ..activations.table_lookup import Rounding, TableOrPath
 from ..saved.checkpoint import undo_checkpoint
 from . import exact_functions
 from .adapters import follow_adapters, forget_adapters

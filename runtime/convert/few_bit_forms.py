@@ -9,8 +9,7 @@ from torch import nn
 
 from ...tables import FewbitError, Table
 from ..activations.modules import GELU, FewBitActivation
-from ..activations.overrides import key_for_activation, key_for_module, names_activation, read_tables
-from ..activations.table_lookup import DEFAULT_BITS
+from ..activations.table_lookup import DEFAULT_BITS, key_for_activation, key_for_module, names_activation, read_tables
 from ..backends.forwards import CALLABLE
 from ..layers.activation import Activation as RoundedActivation
 from ..layers.offload import SwappingSaver

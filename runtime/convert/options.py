@@ -22,8 +22,7 @@ from torch import nn
 
 from ...tables import FewbitError
 from ...tables.errors import check_integer, shown
-from ..activations.overrides import TableOrPath
-from ..activations.table_lookup import Rounding
+from ..activations.table_lookup import Rounding, TableOrPath
 from .actnn import ActNN
 from .attention import Attention
 from .blpa import BLPA

@@ -26,7 +26,7 @@ from ..known import ErrorsOfMethods, Known, WayToSave
 from ..places import within, without_numbers
 from ..problem import RECOMPUTE, Hold, Option
 from ..step import Step
-from ..trace import Given, Trace, Traced, backward_start, codes_bytes
+from ..trace import Trace, Traced, backward_start, codes_bytes
 
 BITS_OF_INPUTS = (4, 6, 8)
 
@@ -188,12 +188,6 @@ def _holds_again(name: str, trace: Trace, members: Sequence[int], exact: NDArray
     made = [h for h in _saved_again([x for x in tensors if x.storage not in inputs]) if h.start <= start < h.end]
     known = sum(h.nbytes for h in made) + sum(h.nbytes for h in whole) + sum(mask.nbytes for mask in masks.values())
     return [*holds, Hold(start, start + 1, max(0, room - known))]
-
-
-def _input_bytes(x: Given, bits: int) -> int:
-    """Return the bytes of an input in codes: of tokens, whose features make groups, or of images."""
-    shape = x.shape if len(x.shape) < 4 else (int(np.prod(x.shape)),)
-    return codes_bytes(shape, x.dtype, shape[-1] if shape else 1, bits)
 
 
 def _saved_again(tensors: Sequence[Traced]) -> Iterator[Hold]:

@@ -4,7 +4,7 @@ import fewbit
 import pytest
 import torch
 from fewbit.runtime import ops
-from fewbit.runtime.activations import fast_path
+from fewbit.runtime.activations import dispatch
 from fewbit.runtime.tensors import plain
 from fewbit.runtime.tensors.plain import is_plain
 from runtime_cases import DENSE, DTYPES, NOT_DENSE, assert_same_bits, key_of, laid_out, table_of_bits
@@ -30,7 +30,7 @@ class Subclass(torch.Tensor):
 def both(x, function="gelu"):
     """Value and gradient, the short way and by the ops."""
     key = key_of(table_of_bits(3))
-    for run in (fast_path.activation, lambda *arguments: ops.activation(*arguments)[0]):
+    for run in (dispatch.plain_activation, lambda *arguments: ops.activation(*arguments)[0]):
         leaf = x.detach().requires_grad_()
         y = run(leaf, function, [], key)
         (gradient,) = torch.autograd.grad(y, leaf, y.detach().cos())
