@@ -149,7 +149,7 @@ def compile_report(model: nn.Module) -> CompileReport:
         model(x).sum().backward()
         print(fewbit.compile_report(model))
     """
-    own = {id(p) for p in model.parameters()}
+    own = _parameters_of(model)
     kwargs, partitioner = _asked_of(model)
     if partitioner is not None:
         records = [r for r in _RECORDS if r.partitioner is partitioner]
@@ -168,6 +168,16 @@ def compile_report(model: nn.Module) -> CompileReport:
             "call it with gradients enabled"
         )
     return CompileReport(tuple(found))
+
+
+def _parameters_of(model: nn.Module) -> set[int]:
+    """Return the identities of a model's parameters, and of those that FSDP2 gathers for the passes of its units."""
+    own = {id(p) for p in model.parameters()}
+    for module in model.modules():
+        state: Any = getattr(module, "_get_fsdp_state", lambda: None)()
+        group = getattr(state, "_fsdp_param_group", None)
+        own.update(id(p._unsharded_param) for p in getattr(group, "fsdp_params", ()) if hasattr(p, "_unsharded_param"))
+    return own
 
 
 def report_by(partitioner: object) -> CompileReport:

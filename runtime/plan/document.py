@@ -45,6 +45,7 @@ from .problem import (
     TABLE,
     TILED,
 )
+from .static import is_sharded_by_fsdp
 from .untrusted import read
 
 FORMAT = "fewbit plan 1"
@@ -438,7 +439,7 @@ def signature(model: nn.Module) -> str:
     digest = hashlib.sha256()
     for name, module in model.named_modules():
         kind = type(module)
-        if any(base.__name__ == "FSDPModule" for base in kind.__bases__):
+        if is_sharded_by_fsdp(module):
             kind = kind.__bases__[-1]  # that it had before torch's `fully_shard` made a subclass of it
         digest.update(f"{name}:{kind.__name__};".encode())
     for name, parameter in model.named_parameters():

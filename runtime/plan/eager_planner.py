@@ -127,7 +127,9 @@ class Planner:
 
     @property
     def ways_of_steps(self) -> list[Way]:
-        """The ways that a plan may change the step by."""
+        """The ways that a plan may change the step by; none of ranks, which would not all try the same."""
+        if self.step.is_tensor_parallel:
+            return []
         return [way for way in WAYS_OF_STEPS if self.recompute or not way.computes_again]
 
     @contextmanager

@@ -8,6 +8,7 @@ eager_planner.py has the steps; compiled_planner.py those of a compiled step, la
 """
 
 import pickle
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +32,7 @@ from .fitted import Fitted, unfitted
 from .guard import EVERY, guard_fit
 from .largest_batch import plan_largest
 from .problem import RECOMPUTE, Limits, Price
-from .static import Shards, parallel_of, static_bytes
+from .static import Shards, is_sharded_by_fsdp, parallel_of, static_bytes
 from .step import Loss, Step
 from .structure import structure_aside
 
@@ -65,7 +66,8 @@ def plan(
     estimated from shapes, and times from the data sheet of `gpu`.
 
     Of several processes each plans, and all of the same model take the plan of the first; its memory is that of one
-    rank. Plan before the model is wrapped or sharded, and say by `parallel` that it will be.
+    rank. Plan before the model is wrapped or sharded, and say by `parallel` that it will be; a tensor-parallel model
+    (`parallelize_module`) is planned as it is, on all ranks at once, its memory that of a rank.
 
     Args:
         model: in the mode in which it trains. Within `torch.autocast`, plan within it too.
@@ -117,6 +119,7 @@ def plan(
     check_whole(model)
     args, keywords = read_inputs(inputs[0]) if len(inputs) == 1 else (inputs, {})
     step = Step(model, args, keywords, loss)
+    _check_parallel(step, {"compiled": compiled, "batch": batch, "parallel": parallel, "frontier": frontier})
     collects_none = no_collection(collect=False) if step.is_abstract else nullcontext()  # a fifth of the time
     with unfitted(model), structure_aside(model), collects_none:
         of_call = (step, limits, price or Price(), static_bytes(model, optimizer), gpu, recompute, frontier)
@@ -129,14 +132,41 @@ def plan(
 
 
 def check_whole(model: nn.Module) -> None:
-    """Raise FewbitError if a model is none, sharded, or wrapped for several processes: it cannot be measured."""
+    """Raise FewbitError if a model is none, sharded by FSDP2, or wrapped for several processes: none is measured."""
     if not isinstance(model, nn.Module):
         raise FewbitError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
     wrapper = type(model).__name__ if type(model).__module__.startswith(_WRAPPERS) else None
-    if wrapper is None and any(type(p).__name__ == "DTensor" for p in model.parameters()):
-        wrapper = "fully_shard or parallelize_module"
+    if any(is_sharded_by_fsdp(module) for module in model.modules()):
+        wrapper = "fully_shard"  # whose units free their parameters between their passes, which autograd.grad ends
     if wrapper is not None:
         raise FewbitError(f"plan before {wrapper}, which changes what can be measured, and say parallel=")
+
+
+def _check_parallel(step: Step, others: Mapping[str, object]) -> None:
+    """Raise FewbitError if a tensor-parallel step is asked for what ranks may not do alike, or fits no plan.
+
+    Its ranks run the same steps, or wait for one another: what is tried once times differ by rank is left out. A module
+    that takes a DTensor and has no parameters in shards would save it exactly, whatever a plan said.
+    """
+    if not step.is_tensor_parallel:
+        return
+    if asked := [name for name, value in others.items() if value]:
+        raise FewbitError(f"a tensor-parallel model is planned as it runs, on its batch: leave out {asked[0]}=")
+    taking: list[str] = []
+
+    def note(name: str, _: nn.Module, args: tuple[Any, ...]) -> None:
+        taking.extend([name] if any(type(x).__name__ == "DTensor" for x in args) else [])
+
+    own = ((name, m) for name, m in step.model.named_modules() if not (list(m.children()) or isinstance(m, nn.Linear)))
+    hooks = [module.register_forward_pre_hook(partial(note, name)) for name, module in own]
+    try:
+        with step.apart(), torch.no_grad():
+            step.output()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if taking:
+        raise FewbitError(f"{taking[0]} takes a DTensor: plan before parallelize_module, or use local outputs there")
 
 
 def _agreed(found: Plan) -> Plan:

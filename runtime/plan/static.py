@@ -24,6 +24,11 @@ from ..memory.storages import bytes_of
 from ..saved.checkpoint import outermost_blocks
 
 
+def is_sharded_by_fsdp(module: nn.Module) -> bool:
+    """Return whether `fully_shard` made a unit of a module, whose class it then changed."""
+    return any(base.__name__ == "FSDPModule" for base in type(module).__mro__)
+
+
 @dataclass(frozen=True)
 class Static:
     """Bytes that are there in every step.

@@ -37,6 +37,11 @@ class Step:
     loss: Loss | None = None
 
     @property
+    def is_tensor_parallel(self) -> bool:
+        """Whether parameters are DTensors, of which each rank has a part."""
+        return any(type(p).__name__ == "DTensor" for p in self.model.parameters())
+
+    @property
     def parameters(self) -> list[nn.Parameter]:
         """The parameters that are trained."""
         return [p for p in self.model.parameters() if p.requires_grad]

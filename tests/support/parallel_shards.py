@@ -22,10 +22,10 @@ def sharded(mesh):
     return fully_shard(model, mesh=mesh)
 
 
-def tensor_parallel(mesh):
-    """Whose activations are DTensors between the projections of an MLP."""
+def tensor_parallel(mesh, local=False):
+    """Whose activations are DTensors between the projections of an MLP, or their local parts."""
     model = made()
-    wide = {name: ColwiseParallel(use_local_output=False) for name in ("gate_proj", "up_proj")}
+    wide = {name: ColwiseParallel(use_local_output=local) for name in ("gate_proj", "up_proj")}
     for layer in model.layers:
         parallelize_module(layer.mlp, mesh, {**wide, "down_proj": RowwiseParallel()})
     return model
@@ -79,7 +79,25 @@ def compare(kind, make, parallel):
     fitted = fewbit.fit(make(), plan=plan)
     found = gradient(fitted.model)
     print("plan", 0 < error(found) < 0.2, fitted.unknown, [(c.target, c.method, c.bits) for c in fitted.plan.choices])
+    model = make()
+    for layer in model.layers:
+        layer.compile(backend="fewbit", options={"bits": 8})
+    off, report = error(gradient(model)), fewbit.compile_report(model)
+    print("compiled", 0 < off < 0.05, report.nbytes < 0.5 * report.exact_graph_bytes)
     print("gradient", hashlib.sha256(found.numpy().tobytes()).hexdigest())
+
+
+def planned_after(mesh):
+    """A plan of a tensor-parallel model, whose memory is that of a rank; DTensors that modules take are refused."""
+    model, whole = tensor_parallel(mesh, local=True), fewbit.plan(made(), batch, error=0.1)
+    fitted = fewbit.fit(model, batch, error=0.1)
+    print("kind planned after")
+    print("plan", fitted.plan.peak.total < whole.peak.total, 0 < error(gradient(model)) < 0.2, fitted.unknown)
+    for wrong in ({}, {"compiled": True}):
+        try:
+            fewbit.plan(tensor_parallel(mesh, local=bool(wrong)), batch, error=0.1, **wrong)
+        except fewbit.FewbitError as refused:
+            print("refused", refused)
 
 
 class Stage(nn.Module):
@@ -133,6 +151,7 @@ with group_of_two(rank, meeting):
     exact = gradient(made())
     device_mesh = init_device_mesh("cpu", (PROCESSES,))
     compare("tensor-parallel", lambda: tensor_parallel(device_mesh), None)
+    planned_after(device_mesh)
     pipeline()
     if hasattr(torch.cpu.Stream, "record_event"):  # else FSDP2 of this torch does not run on the CPU
         compare("fsdp", lambda: sharded(device_mesh), "fsdp:2")

@@ -22,7 +22,16 @@ def test_tensor_parallel(said):
     one, other = (text["tensor-parallel"] for text in said)
     assert one == other
     assert "exact True" in one and "hooks True" in one and "checkpoint True" in one and "plan True ()" in one, one
+    assert "compiled True True" in one, one
     assert "(8, 32, 96)" in one and "192)" not in one
+
+
+@pytest.mark.deep
+def test_a_plan_after_tensor_parallel(said):
+    """Both ranks take one plan for the memory of a rank; what could not be carried out is refused in one line."""
+    one, other = (text["planned after"] for text in said)
+    assert one == other
+    assert "plan True True ()" in one and "takes a DTensor: plan before" in one and "leave out compiled=" in one, one
 
 
 @pytest.mark.deep
@@ -39,3 +48,4 @@ def test_shards(said):
     one, other = (text["fsdp"] for text in said)
     assert one == other
     assert "hooks True" in one and "checkpoint True" in one and "plan True ()" in one, one
+    assert "compiled True True" in one, one
