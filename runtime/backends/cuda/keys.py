@@ -55,19 +55,25 @@ class DeviceStream:
         self._draw, self._move = load(keys_source(), ("draw", "move"), device)
         self._lock = threading.Lock()
         self._place: Place = (-1, 0)
+        self._recorded = 0  # keys of draws in graphs, which their capture does not draw
         self._last: torch.Stream | None = None  # the one that the kernel before runs on
         self._done = torch.cuda.Event()  # that kernel is
         self.restart()
 
     @property
     def place(self) -> Place:
-        """Return the position in the stream."""
-        return self._place
+        """Return the position in the stream; while a graph is captured, to go to in this graph."""
+        seed, drawn = self._place
+        return seed, drawn + (self._recorded if torch.cuda.is_current_stream_capturing() else 0)
 
     def restart(self) -> None:
-        """Begin the stream of the seed that torch's generator of the device has."""
+        """Begin the stream of the seed that torch's generator of the device has.
+
+        Nothing while a graph is captured, as torch does: each replay would begin it again, and round by one noise.
+        """
         with self._lock:
-            self._begin((self._seed(), 0))
+            if not torch.cuda.is_current_stream_capturing():
+                self._begin((self._seed(), 0))
 
     def go_to(self, place: Place) -> None:
         """Continue from `place`: of the same seed by as many keys as the host is beyond it."""
@@ -75,8 +81,9 @@ class DeviceStream:
             if place[0] != self._place[0]:
                 self._begin(place)
                 return
-            self._launch(self._move, 0, place[1] - self._place[1], 0)
-            self._place = place
+            further = place[1] - self.place[1]
+            self._launch(self._move, 0, further, 0)
+            self._count(further)
 
     def draw(self, seeds: Tensor) -> None:
         """Write the next seeds."""
@@ -84,7 +91,14 @@ class DeviceStream:
             if not torch.cuda.is_current_stream_capturing() and self._place[0] != (seed := self._seed()):
                 self._begin((seed, 0))  # torch's generator was seeded by its own method
             self._launch(self._draw, seeds.data_ptr(), seeds.numel())
-            self._place = (self._place[0], self._place[1] + seeds.numel())
+            self._count(seeds.numel())
+
+    def _count(self, keys: int) -> None:
+        """Note that the place is so many keys further: on the device, or in the graph that is captured."""
+        if torch.cuda.is_current_stream_capturing():
+            self._recorded += keys
+        else:
+            self._place = (self._place[0], self._place[1] + keys)
 
     def _seed(self) -> int:
         return torch.cuda.default_generators[self._device].initial_seed()
@@ -131,12 +145,12 @@ def _accompany_torch() -> None:
     @wraps(seed_one)
     def manual_seed(seed: int) -> None:
         seed_one(seed)
-        _restart([torch.cuda.current_device()] if _streams else [])
+        _restart([torch.cuda.current_device()] if _is_initialized() else [])
 
     @wraps(seed_all)
     def manual_seed_all(seed: int) -> None:
         seed_all(seed)
-        _restart(list(_streams))  # another thread may begin one
+        _restart(list(_streams) if _is_initialized() else [])  # a list: another thread may begin one
 
     @wraps(state_of_torch)
     def get_rng_state(device: Device = "cuda") -> Tensor:
@@ -157,6 +171,11 @@ def _accompany_torch() -> None:
     for name, function in ours.items():
         setattr(torch.cuda, name, function)
         setattr(torch.cuda.random, name, function)
+
+
+def _is_initialized() -> bool:
+    """Return whether streams may be moved: none in a forked process, a DataLoader's worker, which has no GPU."""
+    return bool(_streams) and torch.cuda.is_initialized()
 
 
 def _restart(devices: Iterable[int]) -> None:

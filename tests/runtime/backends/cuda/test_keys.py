@@ -99,12 +99,38 @@ def test_the_seeds_and_states_of_torch_move_it(gpu, monkeypatch):
     for seed_by in (torch.cuda.manual_seed, torch.cuda.manual_seed_all, torch.cuda.random.manual_seed_all):
         seed_by(7)
         assert drawn() == first
+    # A forked process, such as a DataLoader's worker: torch's functions wait there for a GPU that never comes.
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    done = len(gpu.log)
+    torch.cuda.manual_seed(9)
+    torch.cuda.manual_seed_all(9)
+    assert len(gpu.log) == done
 
 
 def test_a_capture_draws_from_where_the_stream_is(gpu):
     drawn()
     gpu.capturing, gpu.seed = True, 8  # the generator may not be asked then
     assert drawn() == expected(7, 3)
+
+
+def test_a_capture_leaves_the_place_of_the_host(gpu):
+    """A state from before it is where the keys end that the host drew; in the graph states return, as checkpoints ask.
+
+    A stand-in has no graph: what is captured runs, as in one replay.
+    """
+    stream = keys.stream_of(-1)
+    drawn()
+    place = stream.place
+    gpu.capturing = True
+    drawn()
+    in_graph, recorded = stream.place, drawn()
+    stream.go_to(in_graph)
+    assert drawn() == recorded == expected(7, 6)
+    keys._restart([-1])  # torch lets a capture be seeded by the seed that there is, which changes nothing
+    gpu.capturing = False
+    assert stream.place == place
+    stream.go_to(place)
+    assert drawn() == expected(7, 9)
 
 
 def test_kernels_on_two_of_torch_s_streams_run_one_after_the_other(gpu):
