@@ -28,7 +28,7 @@ from ..backends.reference.rotated import buffer_size
 from ..quantizers.per_group import LEAST_ROW
 from ..tensors.dtypes import KINDS
 from ..tensors.rotation import GROUP_SIZES
-from .codes import hint, memory_order
+from .codes import cast_within, hint, memory_order
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def quantize(key: Tensor, *xs: Tensor, offsets: Sequence[int], forms: Sequence[R
         if form.centered:
             of_sample = range(1 if x.dim() > 2 else 0, x.dim() - 1)  # where only rows are, all of them
             means.append(x.mean([*of_sample], keepdim=True, dtype=torch.float32).bfloat16())
-            x = (x - means[-1]).to(x.dtype)
+            x = cast_within(x - means[-1], x.dtype)
         rows.append(x if x.dtype in KINDS else x.float())
     bits, unbiased = [form.bits for form in forms], [form.unbiased for form in forms]
     return [*ops.rotated_quantize_buffers(rows, key, offsets, bits, unbiased, forms[0].group_size), *means]
@@ -119,7 +119,7 @@ def dequantize(
     rows = ops.rotated_dequantize_buffers(buffers, key, offsets, bits, features, forms[0].group_size, dtype)
     for x, form in zip(rows, forms, strict=True):
         if form.centered:
-            x = (x + next(means)).to(dtype)
+            x = cast_within(x + next(means), dtype)
         x = x.reshape(*x.shape[:-1], *form.inner)
         xs.append(x.permute([form.order.index(d) for d in range(len(form.order))]))
     return xs

@@ -100,6 +100,16 @@ class TestRounding:
         back = there_and_back(x, 8)
         assert back.dtype == dtype and (back - x).norm() < 0.02 * x.norm()
 
+    @pytest.mark.parametrize("blocks", [False, True])
+    def test_of_the_greatest_float16_stay_finite(self, blocks):
+        """The highest level of a group, which may lie 1.6 % above its greatest number, was infinite there."""
+        x = torch.zeros(3, 128, dtype=torch.float16)
+        x[0, :2], x[1, 0], x[2, :2] = torch.tensor([65504.0, -65504.0]), 65504, torch.tensor([64504.0, -64504.0])
+        groups = replace(groups_of(x, 128, 8), blocks=blocks)
+        for bits in BITS:
+            back = dequantize(*quantize(x, groups, bits, None), groups=groups, bits=bits, dtype=x.dtype)
+            assert torch.all((back - x).abs() <= 0.51 * 2 * 65504 / (2**bits - 1) + 1024)
+
     @given(
         bits=st.integers(1, 8), rows=st.integers(1, 5), columns=st.sampled_from([64, 96, 264, 512]), seed=st.integers(0)
     )

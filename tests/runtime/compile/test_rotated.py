@@ -101,6 +101,12 @@ class TestCodes:
         assert float(centered.square().mean()) == pytest.approx(ERROR[2], rel=0.15)
         assert float(plain.square().mean()) > 30 * ERROR[2]
 
+    def test_of_the_greatest_float16_stay_finite_without_their_mean(self):
+        """A difference to the mean, and a sum with it, may lie outside the dtype."""
+        x = torch.full((1, 4, 128), 60000.0, dtype=torch.float16)
+        x[:, 0] = -60000
+        assert there_and_back(x, bits=8, centered=True).isfinite().all()
+
     @pytest.mark.parametrize("shape", [(8, 4), (63,), (0, 4), (4, 0)], ids=str)
     def test_of_too_few_elements_in_a_row_there_are_none(self, shape):
         assert rotation_of(torch.empty(shape), 2, 128, unbiased=True, centered=False) is None
