@@ -58,8 +58,9 @@ def fewbit(
     from torch._inductor import list_mode_options
 
     known = _known().keys() - {_PARTITIONER}
-    of_inductor = {name: value for name, value in (options or {}).items() if name.replace("-", "_") in known}
-    chosen = CompileOptions.of({name: value for name, value in (options or {}).items() if name not in of_inductor})
+    names = {name: name.replace("-", "_") for name in options or {}}  # as torch does: "max-autotune"
+    of_inductor = {names[name]: value for name, value in (options or {}).items() if names[name] in known}
+    chosen = CompileOptions.of({name: value for name, value in (options or {}).items() if names[name] not in known})
     patches = {**_patches(chosen), **(list_mode_options(mode) if mode else {}), **of_inductor}
     return compile_graph(model, inputs, chosen, patches, options)
 

@@ -402,13 +402,20 @@ class TestOptions:
     def test_no_bits_is_inductor_itself(self):
         assert fewbit.inductor_options(bits=None) == {}
 
-    @pytest.mark.parametrize(("given", "reuses"), [({}, False), ({"allow_buffer_reuse": True}, True)])
+    @pytest.mark.parametrize(
+        ("given", "reuses"),
+        [
+            ({}, False),
+            ({"allow_buffer_reuse": True}, True),
+            ({"allow-buffer-reuse": True}, True),
+        ],  # as torch takes names
+    )
     def test_inductor_frees_buffers_early_unless_it_is_told_otherwise(self, monkeypatch, given, reuses):
         found = []
         compiler = "torch._inductor.compile_fx.compile_fx"
         monkeypatch.setattr(compiler, lambda graph, inputs, config_patches: found.append(config_patches) or graph)
         torch.compile(nn.Linear(4, 4), backend="fewbit", options={"bits": 4, **given})(torch.ones(4, 4))
-        assert [patches["allow_buffer_reuse"] for patches in found] == [reuses]
+        assert [patches["allow_buffer_reuse"] for patches in found] == [reuses] and not any("-" in n for n in found[0])
 
     def test_the_partitioner_is_not_an_option(self):
         with pytest.raises(BackendCompilerFailed, match="'custom_partitioner_fn' is no option of the backend fewbit"):
