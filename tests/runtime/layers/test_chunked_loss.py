@@ -243,6 +243,24 @@ def test_wrong_arguments(change, message):
     assert "\n" not in str(error.value)
 
 
+def test_products_in_16_bits_are_added_in_32_where_a_gpu_can(monkeypatch):
+    """As they are made: the gradient of the head is no farther from the exact one than where they wait in 16 bits."""
+
+    def addmm(total, a, b, out_dtype, out):
+        assert a.dtype == b.dtype == torch.bfloat16 and total.dtype == out_dtype == torch.float32
+        return out.copy_(total + a.float() @ b.float())
+
+    (hidden, weight, bias), labels = operands(600, 16, 40, torch.bfloat16)
+    exact = plain(hidden.double(), weight.double(), bias.double(), labels)
+    (expected,) = torch.autograd.grad(exact, weight)
+    found = [torch.autograd.grad(chunked_cross_entropy(hidden, weight, labels, bias), weight)[0]]
+    monkeypatch.setattr("fewbit.runtime.layers.chunked_loss._adds_to_float32", lambda total: True)
+    monkeypatch.setattr(torch, "addmm", addmm)
+    found.append(torch.autograd.grad(chunked_cross_entropy(hidden, weight, labels, bias), weight)[0])
+    waiting, added = ((one.double() - expected.double()).norm() for one in found)
+    assert added <= 1.01 * waiting and added < 0.02 * expected.double().norm()
+
+
 def test_a_trained_head_of_many_features_has_longer_chunks():
     hidden = torch.empty(4096, 2048, device="meta")
     sizes = {
