@@ -12,9 +12,9 @@ import threading
 import fewbit
 import pytest
 import torch
+from backends import needs_gpu
 from fewbit.runtime import ops
 from fewbit.runtime.backends.cuda import activation as cuda
-from fewbit.runtime.backends.cuda.codegen.compiler import has_compiler
 from fewbit.runtime.backends.reference import activation as reference
 from fewbit.runtime.backends.torch_functions import FORWARDS
 from fewbit.runtime.tensors.packing import packed_size
@@ -34,12 +34,7 @@ from runtime_cases import (
     table_of_bits,
 )
 
-REASON = None
-if not torch.cuda.is_available():
-    REASON = "no CUDA GPU"
-elif not has_compiler():
-    REASON = "a GPU without cuda-core: pip install 'cuda-core[cu13]', or cu12"
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(REASON is not None, reason=REASON or "")]
+pytestmark = [pytest.mark.gpu, needs_gpu]
 
 opcheck = torch.library.opcheck
 TABLE = table_of_bits(3)

@@ -2,18 +2,13 @@
 
 import pytest
 import torch
+from backends import needs_gpu
 from fewbit.functional import swiglu
 from fewbit.nn import GatedMLP
-from fewbit.runtime.backends.cuda.codegen.compiler import has_compiler
 from glu_cases import pair, relative
 from torch.nn import functional as F
 
-REASON = None
-if not torch.cuda.is_available():
-    REASON = "no CUDA GPU"
-elif not has_compiler():
-    REASON = "a GPU without cuda-core: pip install 'cuda-core[cu13]', or cu12"
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(REASON is not None, reason=REASON or "")]
+pytestmark = [pytest.mark.gpu, needs_gpu]
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 

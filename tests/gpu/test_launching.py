@@ -9,6 +9,7 @@ from itertools import pairwise
 import fewbit
 import pytest
 import torch
+from backends import needs_gpu
 from fewbit import FewbitError, layers
 from fewbit.quantizers import FixedPoint, Outlier, PerGroup, Rotated
 from fewbit.runtime import ops
@@ -18,13 +19,7 @@ from fewbit.runtime.backends.reference import activation as reference
 from quantizer_cases import generator, same_bits
 from runtime_cases import key_of, table_of_bits
 
-if not torch.cuda.is_available():
-    REASON = "no CUDA GPU"
-elif not compiler.has_compiler():
-    REASON = "a GPU without cuda-core: pip install 'cuda-core[cu13]', or cu12"
-else:
-    REASON = ""
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(REASON), reason=REASON)]
+pytestmark = [pytest.mark.gpu, needs_gpu]
 
 
 def test_a_kernel_is_the_first_that_a_thread_does():

@@ -5,17 +5,12 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from backends import needs_gpu
 from fewbit import PreActConv2d
 from fewbit.runtime.backends.cuda import preact as cuda
-from fewbit.runtime.backends.cuda.codegen.compiler import has_compiler
 from torch.nn import functional as F
 
-REASON = None
-if not torch.cuda.is_available():
-    REASON = "no CUDA GPU"
-elif not has_compiler():
-    REASON = "a GPU without cuda-core: pip install 'cuda-core[cu13]', or cu12"
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(REASON is not None, reason=REASON or "")]
+pytestmark = [pytest.mark.gpu, needs_gpu]
 
 
 def step(layer, x, gradient):

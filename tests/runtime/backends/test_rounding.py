@@ -7,11 +7,10 @@ from fewbit.runtime import ops
 from fewbit.runtime.activations.dispatch import ActivationAtRandom
 from fewbit.runtime.backends.cpu import rounding as cpu
 from fewbit.runtime.backends.cuda import rounding as cuda
-from fewbit.runtime.backends.cuda.codegen.rounding import rounding_source
 from fewbit.runtime.backends.reference import rounding as reference
 from fewbit.runtime.tensors.packing import unpack
 from fewbit.runtime.tensors.table_registry import register_table
-from host_kernels import needs_gxx, needs_nvrtc, of_each_architecture, registers_without_spills
+from host_kernels import needs_gxx
 from hypothesis import given
 from hypothesis import strategies as st
 from rounding_cases import TABLES, numbers
@@ -97,18 +96,3 @@ def test_opcheck():
 def test_nan_has_the_greatest_code(backend):
     x, key = backend.put(torch.full((9,), torch.nan)), register_table(TABLES["gelu", 2])
     assert unpack(backend.module("rounding").encode_at_random(x, key, 1).cpu(), 2, 9).tolist() == [3] * 9
-
-
-@pytest.mark.sample(1)
-@needs_nvrtc
-@pytest.mark.parametrize(
-    ("dtype", "bits", "arch"), of_each_architecture({"float32": (3, 1, 8), "float16": (4, 2), "bfloat16": (3, 5)})
-)
-def test_the_kernel_compiles_and_does_not_spill(dtype, bits, arch):
-    assert registers_without_spills(rounding_source(dtype, bits), arch, {"encode"})["encode"] <= 64
-
-
-@needs_nvrtc
-def test_the_kernel_that_writes_f_compiles_and_does_not_spill():
-    source = rounding_source("bfloat16", 3, TABLES["gelu", 3], "gelu")
-    assert registers_without_spills(source, "sm_90", {"forward"})["forward"] <= 64

@@ -374,11 +374,9 @@ class TestOptions:
     @pytest.mark.parametrize(
         ("bits", "quantizer", "of_scores"),
         [
-            *[
-                *((1, "groups", 2), (2, "groups", 4), (3, "groups", 6), (4, "auto", 8), (8, "auto", 8)),
-                (None, "auto", None),
-            ],
-            *[(1, "auto", 2), (2, "auto", 3), (3, "auto", 4), (4, "rotated", 5), (8, "rotated", 8)],
+            *((1, "groups", 2), (2, "groups", 4), (3, "groups", 6), (4, "auto", 8), (8, "auto", 8)),
+            (None, "auto", None),
+            *((1, "auto", 2), (2, "auto", 3), (3, "auto", 4), (4, "rotated", 5), (8, "rotated", 8)),
         ],
     )
     def test_queries_and_keys_have_twice_the_bits_of_all_else_or_one_more(self, bits, quantizer, of_scores):

@@ -181,18 +181,6 @@ class TestSelection:
         assert type(own) is layers.Linear and own.saver.quantizer.bits == 8
 
 
-@models
-def test_under_autocast_the_outputs_are_the_same(make, x):
-    x = inputs(x)
-    model, before = make().eval(), make().eval()
-    fewbit.convert(model, level="L3")
-    with torch.autocast("cpu", torch.bfloat16):
-        y, z = model(x), before(x)
-    assert y.dtype == z.dtype and torch.equal(y, z)
-    y.float().sum().backward()
-    assert all(p.grad.dtype == torch.float32 and torch.isfinite(p.grad).all() for p in model.parameters())
-
-
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("level", ["L2", "L3", "L4"])
 def test_a_compiled_model_gives_the_same_outputs(level):

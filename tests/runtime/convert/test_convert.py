@@ -16,7 +16,6 @@ from fewbit.tables import FewbitError, load_table
 from runtime_cases import assert_same_bits, expected_gradient
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 
 class Block(nn.Module):
@@ -602,17 +601,6 @@ class TestModels:
         y, grads = step(model, **batch)
         assert_same_bits(y, expected)
         assert distance(grads, exact) < 0.1
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpoints(reentrant):
-    model = Net()
-    convert(model, bits=2)
-    x = inputs().requires_grad_()
-    expected = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
-    checkpoint(model, x, use_reentrant=reentrant).square().sum().backward()
-    for parameter, gradient in zip(model.parameters(), expected, strict=True):
-        assert torch.equal(parameter.grad, gradient)
 
 
 def test_symbolic_tracing():

@@ -12,6 +12,7 @@ from fewbit.runtime.convert.actnn import LEVELS
 from small_modules import Attends, Gated
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 WORDS = 32
 X = torch.randn(2, 4, 24, generator=torch.Generator().manual_seed(0))
@@ -78,6 +79,10 @@ def names_of(model):
     return [name for name, _ in model.named_modules(remove_duplicate=False) if name != "gated.act_fn"]
 
 
+def modes_of(model):
+    return {name: model.get_submodule(name).training for name in names_of(model)}
+
+
 def kept(model):
     torch.manual_seed(2)
     return memory.profile(model, X).total
@@ -85,7 +90,9 @@ def kept(model):
 
 def test_names_objects_modes_and_outputs_stay(convert):
     model, exact = Everything(), Everything()
-    names = names_of(model)
+    for module in (model.act, model.norm, model.linear, model.gated, model.head):
+        module.eval()
+    names, modes = names_of(model), modes_of(model)
     held = {name: id(t) for name, t in [*model.named_parameters(), *model.named_buffers()]}
     layers = [model.linear, model.norm, model.head, model.chain[1]]
     state = copy.deepcopy(model.state_dict())
@@ -95,7 +102,7 @@ def test_names_objects_modes_and_outputs_stay(convert):
     assert {name: id(t) for name, t in [*model.named_parameters(), *model.named_buffers()]} == held
     assert all(a is b for a, b in zip(layers, [model.linear, model.norm, model.head, model.chain[1]], strict=True))
     assert model.same_act is model.act and model.same_linear is model.linear
-    assert [name for name, module in model.named_modules() if not module.training] == ["drop"]
+    assert modes_of(model) == modes
     assert list(model.state_dict()) == list(state)
     metadata = {k: v for k, v in state._metadata.items() if k in model.state_dict()._metadata or k != "gated.act_fn"}
     assert model.state_dict()._metadata == metadata
@@ -153,3 +160,30 @@ def test_hooks_are_called_and_their_handles_remove_them(convert):
     assert len(calls) == 20
     fewbit.revert(model)
     assert not any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in model.modules())
+
+
+@pytest.mark.sample(7)
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints_compute_the_same_again(convert, reentrant):
+    model, x = Everything(), X.clone().requires_grad_()
+    convert(model)
+    found = []
+    for call, each in ((lambda m, x: m(x), copy.deepcopy(model)), (checkpointed(reentrant), model)):
+        torch.manual_seed(1)
+        F.cross_entropy(call(each, x).reshape(-1, WORDS), LABELS).backward()
+        found.append([p.grad for p in each.parameters()])
+    torch.testing.assert_close(*found)
+
+
+def checkpointed(reentrant):
+    return lambda model, x: checkpoint(model, x, use_reentrant=reentrant)
+
+
+def test_under_autocast_outputs_are_the_same_and_gradients_of_the_parameters_dtype(convert):
+    model, exact = Everything(), Everything()
+    convert(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        y, expected = model(X), exact(X)
+        assert y.dtype == expected.dtype == torch.bfloat16 and torch.equal(y, expected)
+    y.float().square().sum().backward()
+    assert all(p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in model.parameters())

@@ -158,7 +158,7 @@ class TestLevels:
         check_same(model, original)
 
     def test_compiles(self):
-        original = network(OwnBatchNormAct2d)
+        original = nn.Sequential(nn.Conv2d(3, 4, 3), OwnBatchNormAct2d(4))
         model = copy.deepcopy(original)
         fewbit.convert(model, level="L2")
         compiled = torch.compile(model, backend="aot_eager")

@@ -43,6 +43,10 @@ CASES = {
     "chains in 8 bits": (Chained, images, lambda o: (o.method, o.bits) == ("chain", 8), 3),
     "chains from their inputs": (lambda: Chained(12), images, lambda o: o.method == "chain" and o.bits is None, 12),
     "groups that are turned": (Net, batch, lambda o: (o.method, o.bits) == ("rotated", 2), 8),
+    "attention": (Attending, batch, lambda o: o.method == "attention", 1),
+    "attention alone": (lambda: Attending(shares_output=False), batch, lambda o: o.method == "attention", 1),
+    "gated": (Gated, batch, lambda o: o.method == "gated", 2),
+    "outputs beside attention": (Attending, batch, lambda o: o.method == "output", 2),
     "outliers": (Spiked, batch, lambda o: (o.method, o.bits) == ("outliers", 4), 1),
 }
 

@@ -73,26 +73,6 @@ class TestThePeak:
         assert 0.95 < (measured_peak(model, inputs) + fixed(plan)) / plan.peak.total <= 1.0001
 
     @pytest.mark.deep
-    @pytest.mark.parametrize(
-        ("make", "samples", "method", "count"),
-        [
-            (Attending, 16, "attention", 1),
-            (lambda: Attending(shares_output=False), 16, "attention", 1),
-            (Gated, 32, "gated", 2),
-        ],
-    )
-    def test_is_as_predicted_where_a_method_is_in_a_plan_of_least_memory(self, make, samples, method, count):
-        model, inputs = make(), batch(samples)
-        exact = gradient(model, inputs)
-        least = fewbit.plan(model, inputs, error=0.5, recompute=False)
-        plan = fewbit.plan(model, inputs, memory=least.peak.total, recompute=False)
-        assert sum(choice.method == method for choice in plan.choices) >= count
-        fitted = fewbit.fit(model, plan=plan)
-        assert fitted.unknown == ()
-        assert 0.95 < (measured_peak(model, inputs) + fixed(plan)) / plan.peak.total <= 1.0001
-        assert errs_as_predicted(plan, model, inputs, exact)
-
-    @pytest.mark.deep
     @pytest.mark.parametrize(("make", "data"), [(Net, batch), (Attending, batch), (Gated, batch)])
     def test_is_as_predicted_where_outputs_are_saved_in_place_of_inputs(self, make, data):
         model, inputs = make(), data(32)

@@ -412,55 +412,31 @@ def models():
     padding = (torch.arange(64) < torch.tensor([64, 50, 40, 30])[:, None]).long()
     size = {"vocab_size": 100, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+    def made(name, labels, padded=True, **options):
+        model = getattr(transformers, name)
+        inputs = {"input_ids": words, "labels": labels} | ({"attention_mask": padding} if padded else {})
+        return lambda: (model(model.config_class(**size, **options)), inputs)
+
+    no_cache = {"use_cache": False}
+    of_gpt2 = {"n_positions": 64, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, **no_cache}
+    of_t5 = {
+        "num_decoder_layers": 2,
+        "d_kv": 16,
+        "d_ff": 128,
+        "dropout_rate": 0.0,
+        "decoder_start_token_id": 0,
+        **no_cache,
+    }
+    masked = torch.where(padding == 1, words, -100)
     return {
-        "GPT-2": lambda: (
-            transformers.GPT2LMHeadModel(
-                transformers.GPT2Config(
-                    vocab_size=100,
-                    n_positions=64,
-                    n_embd=64,
-                    n_layer=2,
-                    n_head=4,
-                    resid_pdrop=0.0,
-                    embd_pdrop=0.0,
-                    attn_pdrop=0.0,
-                    use_cache=False,
-                )
-            ),
-            {"input_ids": words, "labels": words},
+        "GPT-2": made("GPT2LMHeadModel", words, padded=False, **of_gpt2),
+        "BERT with padding": made("BertForMaskedLM", masked, **quiet, intermediate_size=128),
+        "T5": made("T5ForConditionalGeneration", words, **of_t5),
+        "Llama with grouped queries": made(
+            "LlamaForCausalLM", words, intermediate_size=128, num_key_value_heads=2, **no_cache
         ),
-        "BERT with padding": lambda: (
-            transformers.BertForMaskedLM(transformers.BertConfig(**size, **quiet, intermediate_size=128)),
-            {"input_ids": words, "attention_mask": padding, "labels": torch.where(padding == 1, words, -100)},
-        ),
-        "T5": lambda: (
-            transformers.T5ForConditionalGeneration(
-                transformers.T5Config(
-                    vocab_size=100,
-                    d_model=64,
-                    d_kv=16,
-                    d_ff=128,
-                    num_layers=2,
-                    num_heads=4,
-                    dropout_rate=0.0,
-                    decoder_start_token_id=0,
-                    use_cache=False,
-                )
-            ),
-            {"input_ids": words, "attention_mask": padding, "labels": words},
-        ),
-        "Llama with grouped queries": lambda: (
-            transformers.LlamaForCausalLM(
-                transformers.LlamaConfig(**size, intermediate_size=128, num_key_value_heads=2, use_cache=False)
-            ),
-            {"input_ids": words, "attention_mask": padding, "labels": words},
-        ),
-        "Bloom with ALiBi": lambda: (
-            transformers.BloomForCausalLM(
-                transformers.BloomConfig(vocab_size=100, hidden_size=64, n_layer=2, n_head=4, use_cache=False)
-            ),
-            {"input_ids": words, "attention_mask": padding, "labels": words},
-        ),
+        "Bloom with ALiBi": made("BloomForCausalLM", words, **no_cache),
     }
 
 

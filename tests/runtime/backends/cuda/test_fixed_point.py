@@ -1,23 +1,11 @@
-"""The fixed-point kernels for CUDA compiled for GPUs. What they compute: tests/runtime/quantizers."""
+"""What only the fixed-point kernels for CUDA have. What else they compute: tests/runtime/quantizers."""
 
 import pytest
 import torch
 from backends import assert_like_the_reference, backend_of
 from fewbit.quantizers import FixedPoint
-from fewbit.runtime.backends.cuda.codegen.fixed_point import fixed_point_source
-from host_kernels import needs_gxx, needs_nvrtc, of_each_architecture, registers_without_spills
+from host_kernels import needs_gxx
 from quantizer_cases import generator
-
-KERNELS = {"tabulate", "quantize", "dequantize", "encode", "decode", "sums", "finish", "normalize"}
-
-
-@pytest.mark.sample(2)
-@needs_nvrtc
-@pytest.mark.parametrize(
-    ("dtype", "bits", "arch"), of_each_architecture({"float32": (1, 4, 5), "float16": (4,), "bfloat16": (4,)})
-)
-def test_kernels_compile_and_do_not_spill(dtype, bits, arch):
-    registers_without_spills(fixed_point_source(dtype, bits), arch, KERNELS)
 
 
 # 512 threads: their channels stay the same, all of them or most; an eight has one channel; each has its own.

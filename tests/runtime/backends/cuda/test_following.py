@@ -1,23 +1,14 @@
-"""The kernels whose table lies in memory, built by g++: the codes and products of plain torch; compiled for GPUs."""
+"""The kernels whose table lies in memory, built by g++: the codes and products of plain torch."""
 
 import fewbit
 import pytest
 import torch
 from fewbit.runtime.backends.cuda import following as cuda
-from fewbit.runtime.backends.cuda.codegen.following import following_source
 from fewbit.runtime.backends.reference import activation as reference
-from host_kernels import needs_gxx, needs_nvrtc, of_each_architecture, registers_without_spills, start_following
+from host_kernels import needs_gxx, start_following
 from runtime_cases import all_halves, assert_same_bits, key_of, table_of_bits
 
 TABLES = [table_of_bits(1), table_of_bits(3, "interval"), fewbit.load_table("gelu", 4), table_of_bits(8)]
-
-
-@needs_nvrtc
-@pytest.mark.parametrize(
-    ("dtype", "bits", "arch"), of_each_architecture({"float32": (1, 3, 8), "float16": (3,), "bfloat16": (4,)})
-)
-def test_kernels_compile_and_do_not_spill(dtype, bits, arch):
-    registers_without_spills(following_source(dtype, bits), arch, {"encode", "multiply"})
 
 
 @needs_gxx
