@@ -38,24 +38,3 @@ def test_it_trains_draws_and_leaves_its_numbers(run, tmp_path, quick):
     )
     assert (again.status, again.out) == (0, outcome.out)
     assert os.listdir(tmp_path / "again") == ["2.svg"]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--steps", 0], "0 is not in the range"),
-        (["--seeds", 1], "1 is not in the range"),
-        (["--task", "images"], "'images'"),
-        (["--input", "missing.json"], "cannot read missing.json"),
-        (["--input", "results.json"], "results.json: not what `fewbit plot training --method actnn` writes"),
-        (["-o", "figure.gif"], "accepted: .png, .svg, .pdf"),
-    ],
-)
-def test_wrong_use_is_one_line_and_leaves_nothing(run, tmp_path, monkeypatch, options, message):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "results.json").write_text("{}")
-    outcome = run("plot", "training", "--method", "actnn", "-o", "figure.png", *options)
-    assert outcome.status == 2
-    assert message in outcome.err
-    assert len(outcome.err.splitlines()) == 1
-    assert os.listdir(tmp_path) == ["results.json"]

@@ -26,18 +26,3 @@ def test_it_trains_measures_draws_and_leaves_its_numbers(run, tmp_path):
     assert row[:3] == ["small", "2", "0"] and row[-1] == f"{losses['following']:.4f}"
     again = run("plot", "adaptation", "--input", tmp_path / "a.json", "-o", tmp_path / "again.svg")
     assert (again.status, again.out) == (0, outcome.out)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--adapt", 1], "1 is not in the range"),
-        (["--bits", "9"], "9"),
-        (["--input", "a.json", "--seeds", 3], "leave out --seeds"),
-    ],
-)
-def test_bad_use_is_told(run, tmp_path, options, message):
-    (tmp_path / "a.json").write_text("{}")
-    given = [tmp_path / "a.json" if option == "a.json" else option for option in options]
-    outcome = run("plot", "adaptation", *given, "-o", tmp_path / "a.png")
-    assert outcome.status == 2 and message in outcome.err and outcome.err.count("\n") == 1

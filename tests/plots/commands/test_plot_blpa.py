@@ -30,16 +30,6 @@ def test_runs_writes_and_draws_again(capsys, tmp_path, command, options, message
     assert picture.read_bytes() == again.read_bytes()
 
 
-@pytest.mark.parametrize("command", ["training --method blpa", "gradient-noise", "blpa-memory"])
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"study": "COMMAND"}'])
-def test_other_files_are_refused(capsys, tmp_path, command, content):
-    source = tmp_path / "numbers.json"
-    source.write_text(content.replace("COMMAND", command))
-    status, out = run(capsys, command, "--input", source, "-o", tmp_path / "a.png")
-    assert status == 2
-    assert f"not what `fewbit plot {command}` writes" in out.err and out.err.count("\n") == 1
-
-
 def test_memory_is_drawn_from_the_shipped_numbers(capsys, tmp_path, monkeypatch):
     import fewbit.plots
 
@@ -49,8 +39,3 @@ def test_memory_is_drawn_from_the_shipped_numbers(capsys, tmp_path, monkeypatch)
     assert "W + 1 = 3" in out.out
     (row,) = (line.split() for line in out.out.splitlines() if line.split()[:2] == ["164", "16"])
     assert row[2:8] == ["880", "4,993", "5.7", "688", "2,522", "3.7"]  # the row that is furthest from the paper's
-
-
-def test_bad_use_is_one_line(capsys, tmp_path):
-    status, out = run(capsys, "training --method blpa", "--depth", 12, "-o", tmp_path / "a.png")
-    assert status == 2 and "depth is 9n + 2" in out.err

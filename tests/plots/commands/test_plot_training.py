@@ -40,31 +40,6 @@ def test_it_trains_draws_and_leaves_its_numbers(run, tmp_path, tiny):
     assert os.listdir(tmp_path / "again") == ["2.svg"]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--steps", 0], "steps must be 1 or more"),
-        (["--seeds", 1], "1 is not in the range"),
-        (["--bits", "9"], "bits"),
-        (["--model", "gpt3"], "'gpt3'"),
-        (["--input", "results.json", "--steps", 5, "--control"], "leave out --steps, --control"),
-        (["--input", "missing.json"], "cannot read missing.json"),
-        (["--input", "results.json"], "results.json: not what `fewbit plot training` writes"),
-        (["-o", "figure.gif"], "accepted: .png, .svg, .pdf"),
-        (["-o", "missing/figure.png"], "there is no folder"),
-    ],
-)
-def test_wrong_use_is_one_line_and_leaves_nothing(run, tmp_path, monkeypatch, options, message):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "results.json").write_text("{}")
-    outcome = run("plot", "training", "-o", "figure.png", *options)
-    assert outcome.status == 2
-    assert message in outcome.err
-    assert len(outcome.err.splitlines()) == 1
-    assert not outcome.out
-    assert os.listdir(tmp_path) == ["results.json"]
-
-
 def test_without_transformers_one_line_says_so(run, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     outcome = run("plot", "training", "--steps", 1, "-o", tmp_path / "figure.png")
@@ -84,12 +59,6 @@ def test_each_method_has_options_of_its_own(run, method, option, spelled):
     assert outcome.out.startswith("Usage: fewbit plot training ")
     assert option in outcome.out and "[fewbit|blpa|actnn|glu|hooks]" in outcome.out and "Example: " in outcome.out
     assert outcome.out.isascii()
-
-
-def test_a_method_that_is_none_is_told(run, tmp_path):
-    outcome = run("plot", "training", "--method", "exact", "-o", tmp_path / "figure.png")
-    assert outcome.status == 2
-    assert "'exact'" in outcome.err and "'blpa'" in outcome.err and outcome.err.count("\n") == 1
 
 
 def test_without_a_method_it_is_few_bit_activations(run):

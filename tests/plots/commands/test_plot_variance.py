@@ -31,22 +31,3 @@ def test_it_measures_draws_and_leaves_its_numbers(run, tmp_path, tiny):
 
     again = run("plot", "variance", "--input", tmp_path / "v.json", "-o", tmp_path / "again.svg")
     assert (again.status, again.out) == (0, outcome.out)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--bits", 9], "9 is not in the range"),
-        (["--draws", 1], "1 is not in the range"),
-        (["--input", "v.json", "--draws", 3], "leave out --draws"),
-        (["--input", "v.json"], "v.json: not what `fewbit plot variance` writes"),
-        (["-o", "figure.gif"], "accepted: .png, .svg, .pdf"),
-    ],
-)
-def test_wrong_use_is_one_line_and_leaves_nothing(run, tmp_path, monkeypatch, options, message):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "v.json").write_text("{}")
-    outcome = run("plot", "variance", "-o", "figure.png", *options)
-    assert outcome.status != 0
-    assert message in outcome.err
-    assert os.listdir(tmp_path) == ["v.json"]

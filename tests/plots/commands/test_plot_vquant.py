@@ -77,27 +77,6 @@ def test_inference():
     assert len(plot_inference(found).axes) == 6
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["vquant-lstm", "--input", "results.json"], "results.json: not what `fewbit plot vquant-lstm` writes"),
-        (["vquant-lstm", "--input", "missing.json"], "cannot read missing.json"),
-        (["vquant-accuracy", "--input", "part.json"], "part.json: not what `fewbit plot vquant-accuracy` writes"),
-        (["vquant-memory", "--measure", "ResNet-19"], "no network 'ResNet-19'; there are AlexNet"),
-        (["vquant-accuracy", "--seeds", "0"], "0 is not in the range"),
-    ],
-)
-def test_wrong_use_is_one_line(run, tmp_path, monkeypatch, options, message):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "results.json").write_text("{}")
-    (tmp_path / "part.json").write_text('{"study": "vquant-accuracy"}')
-    outcome = run("plot", *options, "-o", "figure.png")
-    assert (outcome.status, outcome.out) == (2, "")
-    assert message in outcome.err
-    assert len(outcome.err.splitlines()) == 1
-    assert not (tmp_path / "figure.png").exists()
-
-
 class TestCodes:
     MODEL = """
 import torch
