@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 
 import fewbit
 import pytest
@@ -18,6 +17,7 @@ from fewbit.runtime.backends.cuda import activation as cuda
 from fewbit.runtime.backends.reference import activation as reference
 from fewbit.runtime.backends.torch_functions import FORWARDS
 from fewbit.runtime.tensors.packing import packed_size
+from in_threads import in_threads
 from runtime_cases import (
     ACTIVATION_IDS,
     ACTIVATIONS,
@@ -175,24 +175,12 @@ def test_several_threads_at_once():
     x = torch.randn(100_003, device="cuda")
     tables = [table_of_bits(bits, seed=99) for bits in range(1, 9)]
     expected = [reference.encode(x.cpu(), key_of(table)) for table in tables]
-    wrong = []
 
-    def work(i):
-        try:
-            with torch.cuda.stream(torch.cuda.Stream()):
-                for _ in range(20):
-                    packed = cuda.encode(x, key_of(tables[i]))
-                    if not torch.equal(packed.cpu(), expected[i]):
-                        wrong.append(i)
-        except Exception as error:  # else it would end with the thread
-            wrong.append(error)
+    def is_right(i):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            return all(torch.equal(cuda.encode(x, key_of(tables[i])).cpu(), expected[i]) for _ in range(20))
 
-    threads = [threading.Thread(target=work, args=(i % 8,)) for i in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    assert all(in_threads(is_right, [*range(8)] * 2))
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs")

@@ -1,7 +1,6 @@
 import os
 import subprocess
 import sys
-import threading
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from fewbit.runtime.backends.torch_functions import FORWARDS
 from fewbit.runtime.tensors.layout import as_dense, with_stride
 from fewbit.runtime.tensors.packing import packed_size, unpack
 from fewbit.tables import FewbitError
+from in_threads import in_threads
 from runtime_cases import (
     DTYPES,
     LAYOUTS,
@@ -173,22 +173,15 @@ def test_threads_do_not_disturb_each_other():
     """Eight Python threads, tensors large enough for the pool, each with its own table and dtype."""
     tensors = [torch.randn(300_001, generator=torch.Generator().manual_seed(i)).to(DTYPES[i % 4]) for i in range(8)]
     table = [table_of_bits(i + 1, seed=50) for i in range(8)]
-    wrong = []
 
     def work(i):
         for _ in range(3):
             x = tensors[i].clone().requires_grad_()
             y = ops.activation(x, "tanh", [], key_of(table[i]))[0]
             y.backward(tensors[i])
-            if not torch.equal(x.grad, expected_gradient(table[i], x, tensors[i])):
-                wrong.append(i)
+            assert torch.equal(x.grad, expected_gradient(table[i], x, tensors[i]))
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    in_threads(work, range(8))
 
 
 _FORK = """

@@ -13,6 +13,7 @@ from fewbit.tables.compiling import (
     refused_compilation,
     silent_compilation,
 )
+from in_threads import in_threads
 from numba import njit
 from numba.core import event
 
@@ -104,17 +105,11 @@ def test_of_those_that_miss_a_function_at_the_same_time_one_compiles_it(tmp_path
             both_missed.wait()
             raise
 
-    def use(results):
+    def use(_):
         calls = iter((first_misses, make))
-        results.append(compiled_once(lambda: next(calls)(), tmp_path / "folder" / "lock", lambda: ""))
+        return compiled_once(lambda: next(calls)(), tmp_path / "folder" / "lock", lambda: "")
 
-    results = []
-    threads = [threading.Thread(target=use, args=[results]) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == ["code", "code"] and len(compilations) == 1
+    assert in_threads(use, range(2)) == ["code", "code"] and len(compilations) == 1
 
 
 def test_where_no_lock_can_be_a_function_is_compiled_all_the_same(tmp_path, caplog):

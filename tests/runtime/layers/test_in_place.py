@@ -3,11 +3,11 @@
 import copy
 import importlib
 import sys
-import threading
 
 import fewbit
 import pytest
 import torch
+from in_threads import in_threads
 from torch import nn
 
 
@@ -156,26 +156,11 @@ def test_threads_may_run_one_model(options):
     batches = [torch.randn(8, 16) for _ in range(4)]
     outputs = [model(x).detach() for x in batches]
     fewbit.convert(model, **options)
-    faults = []
 
-    def train(x, y):
+    def train(i):
         for _ in range(10):
-            found = model(x)
+            found = model(batches[i])
             gradients = torch.autograd.grad(found.square().sum(), list(model.parameters()))
-            if not torch.equal(found, y) or not all(g.isfinite().all() for g in gradients):
-                faults.append("another thread's numbers")
+            assert torch.equal(found, outputs[i]) and all(g.isfinite().all() for g in gradients)
 
-    pairs = zip(batches, outputs, strict=True)
-    threads = [threading.Thread(target=guarded, args=(train, faults, *pair)) for pair in pairs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert faults == []
-
-
-def guarded(train, faults, *arguments):
-    try:
-        train(*arguments)
-    except Exception as error:
-        faults.append(repr(error))
+    in_threads(train, range(4))

@@ -2,7 +2,6 @@
 
 import copy
 import json
-import threading
 
 import fewbit
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 import torch
 from fewbit import FewbitError, Plan
 from fewbit.runtime.plan.step import shapes_of, stretched, without_cache
+from in_threads import in_threads
 from plan_cases import Net, batch
 from torch import nn
 from torch.overrides import _get_current_function_mode_stack
@@ -119,22 +119,15 @@ def test_a_copy_is_reverted_by_itself(plan):
 
 
 def test_threads_share_no_pass(plan):
-    model, errors = Net(2), []
+    model = Net(2)
     fitted = fewbit.fit(model, plan=plan)
 
-    def train():
-        try:
-            for _ in range(3):
-                model(**batch())["loss"].backward()
-        except Exception as error:
-            errors.append(error)
+    def train(_):
+        for _ in range(3):
+            model(**batch())["loss"].backward()
 
-    threads = [threading.Thread(target=train) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == [] and fitted.unknown == ()
+    in_threads(train, range(3))
+    assert fitted.unknown == ()
 
 
 @pytest.mark.parametrize(

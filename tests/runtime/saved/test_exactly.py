@@ -1,13 +1,13 @@
 """What `compress_saved_tensors` must not round: what enters under an exponential, as a divisor or near a pole."""
 
 import gc
-import threading
 
 import fewbit
 import pytest
 import torch
 from fewbit import compress_saved_tensors
 from fewbit.quantizers import Outlier, PerGroup
+from in_threads import in_threads
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
@@ -377,8 +377,7 @@ class TestUse:
         assert counting.shapes == []
 
     def test_threads_do_not_mistake_each_others_functions(self):
-        counting, failures = Counting(), []
-        context = compress_saved_tensors(counting)
+        context = compress_saved_tensors(Counting())
 
         def work(function):
             x = (TARGETS + 0.1).clone().requires_grad_()
@@ -387,13 +386,9 @@ class TestUse:
                     y = function(x + 0)
                 (g,) = torch.autograd.grad(y.sum(), x)
                 (exact,) = torch.autograd.grad(function(x + 0).sum(), x)
-                if not torch.equal(g, exact):
-                    failures.append(function)
+                assert torch.equal(g, exact)
 
-        threads = [threading.Thread(target=work, args=(f,)) for f in (torch.log, torch.sqrt, torch.reciprocal)]
-        [t.start() for t in threads]
-        [t.join() for t in threads]
-        assert not failures
+        in_threads(work, (torch.log, torch.sqrt, torch.reciprocal))
 
     @needs_top_hooks
     def test_profile_sees_what_is_kept(self):

@@ -7,6 +7,7 @@ import time
 import pytest
 import torch
 from fewbit.runtime.backends.cpu import threads as team
+from in_threads import in_threads
 
 
 @pytest.fixture
@@ -80,11 +81,7 @@ class TestRun:
     def test_several_callers_at_once(self, threads):
         threads(2)
         recorders = [Recorder() for _ in range(4)]
-        callers = [threading.Thread(target=team.run, args=(r.kernel, 1000)) for r in recorders]
-        for caller in callers:
-            caller.start()
-        for caller in callers:
-            caller.join()
+        in_threads(lambda recorder: team.run(recorder.kernel, 1000), recorders)
         assert all(sorted(r.done) == list(range(1000)) for r in recorders)
 
 
