@@ -10,6 +10,9 @@ import torch
 import torch.distributed as dist
 
 PROCESSES = 2
+# FSDP2 of older torch does not run on the CPU.
+HAS_FSDP = hasattr(torch.cpu.Stream, "record_event")
+FSDP = pytest.param("fsdp", marks=pytest.mark.skipif(not HAS_FSDP, reason="no FSDP2 on the CPU"))
 
 
 def said_by_two(script, meeting, *arguments):

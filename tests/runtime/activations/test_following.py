@@ -13,7 +13,7 @@ from fewbit.fewbit_gen import parse_activation
 from fewbit.fewbit_gen.certify import table_error
 from fewbit.runtime import ops
 from fewbit.runtime.activations.following import Adaptation, FollowingTable, adaptation_of, is_due
-from processes import said_by_two
+from processes import FSDP, said_by_two
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional as F
@@ -357,18 +357,7 @@ def said(tmp_path_factory):
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "ddp",
-        pytest.param(
-            "fsdp",
-            marks=pytest.mark.skipif(
-                not hasattr(torch.cpu.Stream, "record_event"), reason="FSDP2 of this torch does not run on the CPU"
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize("kind", ["ddp", FSDP])
 def test_two_processes_have_the_same_tables(kind, said):
     one, two = ([line for line in text.splitlines() if line.startswith(kind)] for text in said)
     assert one == two and len(one) == 9, said[0]

@@ -11,7 +11,7 @@ import torch
 from fewbit import FewbitError, Plan
 from fewbit.runtime.memory.allocator import allocations
 from plan_cases import Attending, Convs, Gated, Net, batch, errs_as_predicted, fixed, gradient, images
-from processes import said_by_two
+from processes import FSDP, said_by_two
 from step_peak import measured_peak
 from torch import nn
 from torch.nn import functional as F
@@ -351,18 +351,7 @@ class TestSeveralProcesses:
         assert errors in two, "a guard decides alike on all ranks"
 
     @pytest.mark.deep
-    @pytest.mark.parametrize(
-        "kind",
-        [
-            "ddp",
-            pytest.param(
-                "fsdp",
-                marks=pytest.mark.skipif(
-                    not hasattr(torch.cpu.Stream, "record_event"), reason="FSDP2 of this torch does not run on the CPU"
-                ),
-            ),
-        ],
-    )
+    @pytest.mark.parametrize("kind", ["ddp", FSDP])
     def test_their_memory_is_as_predicted(self, kind, tmp_path):
         script = Path(__file__).parents[2] / "support" / "parallel_memory.py"
         for said in said_by_two(script, tmp_path / "meeting", kind):

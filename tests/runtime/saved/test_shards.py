@@ -3,8 +3,7 @@
 from pathlib import Path
 
 import pytest
-import torch
-from processes import said_by_two
+from processes import HAS_FSDP, said_by_two
 
 SCRIPT = Path(__file__).parents[2] / "support" / "parallel_shards.py"
 
@@ -42,7 +41,7 @@ def test_pipeline(said):
 
 
 @pytest.mark.deep
-@pytest.mark.skipif(not hasattr(torch.cpu.Stream, "record_event"), reason="FSDP2 of this torch needs a GPU")
+@pytest.mark.skipif(not HAS_FSDP, reason="FSDP2 of this torch needs a GPU")
 def test_shards(said):
     """A plan that was made before fully_shard is one for the model after it."""
     one, other = (text["fsdp"] for text in said)
