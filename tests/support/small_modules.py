@@ -1,5 +1,6 @@
-"""Modules as models have them, small: a gated MLP with the names of Llama's, and attention in plain torch."""
+"""Modules as models have them, small, and whether two models are alike."""
 
+import torch
 from torch import nn
 from torch.nn import functional as F
 
@@ -27,3 +28,17 @@ class Attends(nn.Module):
         q, k, v = (layer(x).unflatten(-1, (-1, 16)).transpose(1, 2) for layer in (self.q, self.k, self.v))
         y = F.scaled_dot_product_attention(q * scale, k, v, is_causal=True, enable_gqa=True)
         return self.o(y.transpose(1, 2).flatten(2))
+
+
+def check_same(model, original, x):
+    """Outputs, running statistics and names are those of the original, in training and in evaluation mode."""
+    original.load_state_dict(model.state_dict())  # of the passes that one of them had alone
+    for training in (False, True):
+        outputs = []
+        for one in (model, original):
+            one.train(training)
+            torch.manual_seed(1)
+            outputs.append(one(x))
+        assert torch.equal(*outputs)
+    assert list(model.state_dict()) == list(original.state_dict())
+    assert all(map(torch.equal, model.state_dict().values(), original.state_dict().values()))

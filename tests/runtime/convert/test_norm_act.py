@@ -8,6 +8,7 @@ import pytest
 import torch
 from fewbit.memory import profile
 from glu_cases import relative
+from small_modules import check_same
 from timm_import import why_no_timm
 from torch import nn
 from torch.nn import functional as F
@@ -78,28 +79,10 @@ def network(norm):
     )
 
 
-def check_same(model, original, x=X):
-    """Outputs, running statistics and names are those of the original, in training and in evaluation mode."""
-    original.load_state_dict(model.state_dict())  # of the passes that one of them had alone
-    for training in (False, True):
-        outputs = []
-        for one in (model, original):
-            one.train(training)
-            torch.manual_seed(1)
-            outputs.append(output_of(one(x)))
-        assert torch.equal(*outputs)
-    assert list(model.state_dict()) == list(original.state_dict())
-    assert all(map(torch.equal, model.state_dict().values(), original.state_dict().values()))
-
-
-def output_of(result):
-    return result if isinstance(result, torch.Tensor) else result[0]
-
-
 def gradients(model, x=X):
     model.train().zero_grad()
     torch.manual_seed(1)
-    output_of(model(x)).square().sum().backward()
+    model(x).square().sum().backward()
     return [p.grad for p in model.parameters()]
 
 
@@ -121,11 +104,11 @@ class TestLevels:
         report = fewbit.convert(model, level="L2")
         assert {row.name for row in report.replaced} == {"0", "1", "1.act", "2"} and not report.left
         assert isinstance(model[1], kind)
-        check_same(model, original)
+        check_same(model, original, X)
         assert error(model, original) < 0.2
         assert profile(model, X).total < 0.35 * before  # the images, which the first layer saves, are 0.20
         for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-            check_same(other, copy.deepcopy(model))
+            check_same(other, copy.deepcopy(model), X)
         fewbit.revert(model)
         assert type(model[1]) is kind and type(model[1].act) is act
         assert profile(model, X).total == before
@@ -144,7 +127,7 @@ class TestLevels:
         model = copy.deepcopy(original)
         report = fewbit.convert(model, outliers=0.02, bits=3)
         assert {row.name for row in report.replaced} == {"0", "1", "1.act", "2"}
-        check_same(model, original)
+        check_same(model, original, X)
         fewbit.revert(model)
         assert type(model[1]) is OwnBatchNormAct2d and type(model[1].act) is act
 
@@ -155,7 +138,7 @@ class TestLevels:
         model = copy.deepcopy(original)
         report = fewbit.convert(model, level="L2")
         assert {row.name for row in report.replaced} == {"0", "0.drop", "0.act", "1"}
-        check_same(model, original)
+        check_same(model, original, X)
 
     def test_compiles(self):
         original = nn.Sequential(nn.Conv2d(3, 4, 3), OwnBatchNormAct2d(4))
@@ -231,10 +214,10 @@ class TestChains:
         report = fewbit.convert(model, fuse_preact=4)
         assert rows(report) == {"2", "5"} and not [row for row in report.left if "Norm" in row.was]
         assert "ReLU → Conv2d(8, 8" in " ".join(str(report).split())
-        check_same(model, original)
+        check_same(model, original, X)
         assert error(model, original) < 0.2 and profile(model, X).total < 0.45 * before
         for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-            check_same(other, copy.deepcopy(model))
+            check_same(other, copy.deepcopy(model), X)
         fewbit.revert(model)
         assert all("forward" not in vars(module) for module in model.modules())
         assert profile(model, X).total == before
@@ -257,7 +240,7 @@ class TestChains:
         model, original = WithIdentities(), WithIdentities()
         original.load_state_dict(model.state_dict())
         assert rows(fewbit.convert(model, fuse_preact=4)) == {"conv2"}
-        check_same(model, original)
+        check_same(model, original, X)
         assert error(model, original) < 0.2
 
     def test_what_drops_is_no_identity(self):
@@ -289,12 +272,12 @@ class TestChains:
         model = copy.deepcopy(original)
         before = profile(model, X).total
         assert rows(fewbit.convert(model, fuse_preact=4)) == expected
-        check_same(model, original)
+        check_same(model, original, X)
         assert error(model, original) < 0.2 and profile(model, X).total < before
         for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-            check_same(other, copy.deepcopy(model))
+            check_same(other, copy.deepcopy(model), X)
         assert rows(fewbit.convert(model, fuse_preact=8)) == expected
-        check_same(model, original.train())
+        check_same(model, original.train(), X)
         fewbit.revert(model)
         assert all("forward" not in vars(module) for module in model.modules())
 
@@ -315,7 +298,7 @@ class TestChains:
         original = Optional()
         model = copy.deepcopy(original)
         assert rows(fewbit.convert(model, fuse_preact=4)) == set()
-        check_same(model, original)
+        check_same(model, original, X)
 
 
 def resnet(kind):

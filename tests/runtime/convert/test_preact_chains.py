@@ -4,6 +4,7 @@ import fewbit
 import pytest
 import torch
 from fewbit.models import preact_resnet
+from small_modules import check_same
 from torch import nn
 from torch.nn import functional as F
 
@@ -51,18 +52,6 @@ def network():
     torch.manual_seed(0)
     neck = nn.Sequential(nn.BatchNorm2d(8), nn.LeakyReLU(0.1), nn.AvgPool2d(2), nn.Conv2d(8, 8, 1))
     return nn.Sequential(nn.Conv2d(3, 8, 3), Block(), Projected(), neck, Head())
-
-
-def check_same(model, original, x):
-    for training in (True, False):
-        outputs = []
-        for one in (model, original):
-            one.train(training)
-            torch.manual_seed(1)
-            outputs.append(one(x))
-        assert torch.equal(*outputs)
-    assert model.state_dict().keys() == original.state_dict().keys()
-    assert all(map(torch.equal, model.state_dict().values(), original.state_dict().values()))
 
 
 X = torch.randn(4, 3, 14, 14, generator=torch.Generator().manual_seed(0))
