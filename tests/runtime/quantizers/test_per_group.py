@@ -157,7 +157,7 @@ class TestKernelsGiveTheReferencesBits:
     def test_of_constants_zeros_of_both_signs_and_the_ends_of_the_types(self, backend, dtype):
         top = torch.finfo(dtype).max
         rows = [[0.0, -0.0] * 8, [-0.0] * 16, [-0.1] * 16, [top, -top] * 8, [top] * 15 + [torch.inf], [1e-45] * 16]
-        rows += [[1e-42, 0.0] * 8, [torch.nan] + [1.0] * 15, [100.25, 101.25] * 8]
+        rows += [[1e-42, 0.0] * 8, [torch.nan] + [1.0] * 15, [100.25, 101.25] * 8, [-1.5, 0.5] * 8]
         x = torch.tensor(rows, dtype=torch.float64).to(dtype)
         assert_like_the_reference(backend, PerGroup(4, 16), x, seed=1)
 
