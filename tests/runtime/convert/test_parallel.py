@@ -7,11 +7,19 @@ from processes import HAS_FSDP, said_by_two
 
 SUPPORT = Path(__file__).parents[2] / "support"
 KINDS = ["ddp", "ddp-checkpointed", "ddp-compiled", "ddp of gated MLPs"]
-KINDS += ["fsdp", "fsdp of gated MLPs"] if HAS_FSDP else []
 
 
 @pytest.mark.parametrize(
-    "names", [["L2", "L3", "L4"], pytest.param(KINDS, marks=pytest.mark.deep)], ids=["levels", "kinds"]
+    "names",
+    [
+        ["L2", "L3", "L4"],
+        pytest.param(KINDS, marks=pytest.mark.deep),
+        pytest.param(
+            ["fsdp", "fsdp of gated MLPs"],
+            marks=[pytest.mark.deep, pytest.mark.skipif(not HAS_FSDP, reason="no FSDP2 on the CPU")],
+        ),
+    ],
+    ids=["levels", "ddp", "fsdp"],
 )
 def test_gradients_are_those_of_one_process_or_the_mean_over_both(names, tmp_path):
     for text in said_by_two(SUPPORT / "parallel_training.py", tmp_path / "meeting", *names):
