@@ -201,6 +201,25 @@ def _rescue(file: Mapping[str, Any]) -> Iterator[str]:
     yield f"between {plain(min(ends), 1)} and {plain(max(ends), 1)} %"
 
 
+def _deciding(file: Mapping[str, Any]) -> Iterator[str]:
+    ranges, annealing = of(file["rows"], claim="ranges"), of(file["rows"], claim="annealing")
+    for way in ("one range per tensor", "L2", "L3"):
+        found = gaps(ranges, "accuracy", ("way", "exact"), ("seed",), way=way)
+        accuracy = plain(100 * mean(of(ranges, way=way), "accuracy"), 1)
+        yield row(f"{way}, 2 bits", f"{accuracy} %", gap(found, 1, 100))
+    yield f"(exact {plain(100 * mean(of(ranges, way='exact'), 'accuracy'), 1)} %)"
+    images = 359  # of the test
+    logs = [{**r, "log": math.log(images * (1 - r["accuracy"]) + 0.5)} for r in annealing]
+    late, early = "(3,2)-(2,1)-(2,0)", "(2,0)-(2,1)-(3,2)"
+    lateness = {}
+    for rate in ("falls", "stays"):
+        own = of(logs, rate=rate)
+        lateness[rate] = [less for _, less in differences(own, lambda r: r["way"] == early, ("seed",), "log")]
+        cells = (f"{plain(100 * mean(of(own, way=way), 'accuracy'), 1)} %" for way in (late, early))
+        yield row(f"the learning rate {rate}", *cells, gap(interval(lateness[rate])))
+    yield f"by {gap(interval([a - b for a, b in zip(lateness['falls'], lateness['stays'], strict=True)]))}"
+
+
 TRAINING = (
     Source("plots/results/curves.md", ("curves.json",), _curves),
     Source("plots/results/finetuning.md", ("finetuning.json",), _finetuning),
@@ -208,4 +227,5 @@ TRAINING = (
     Source("plots/results/accuracy.md", ("accuracy.json",), _accuracy),
     Source("plots/results/depth.md", ("depth.json",), _depth),
     Source("plots/results/vquant_rescue.md", ("vquant_rescue.json",), _rescue),
+    Source("plots/results/deciding.md", ("deciding.json",), _deciding),
 )

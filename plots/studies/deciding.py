@@ -126,7 +126,7 @@ def draw(rows: Sequence[Row]) -> Figure:
     annealing = {f"learning rate {rate}": gaps for rate, gaps in lateness(rows).items()}
     panels = {"accuracy less exact's, points": ranges, "log of errors, few bits late to early": annealing}
     means = {way: interval(gaps).mean for way, gaps in ranges.items()}
-    message = "; ".join(f"{way}: {mean:+.1f} points" for way, mean in means.items())
+    message = "; ".join(f"{way}: {mean:+.1f} points" for way, mean in means.items()).replace("-", "−")
     return plot_gaps("", {name: ways for name, ways in panels.items() if ways}, f"50 layers: {message}")
 
 
