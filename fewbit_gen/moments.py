@@ -96,6 +96,11 @@ class Moments:
         """(2, n) g there."""
         return self.centred(self.cell_ends)
 
+    @property
+    def rounding(self) -> float:
+        """Return what rounding may make of a table's error, a difference of such sums: some last digits of ∫ g²."""
+        return 1e-15 * self.prefix[2, -1]
+
     def centred(self, x: Vector) -> Vector:
         """Return g(x) = f'(x) − centre."""
         pieces = _in_pieces(lambda piece: evaluate_derivative(self.activation, piece) - self.centre, x.ravel(), _PIECE)

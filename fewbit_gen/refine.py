@@ -183,11 +183,10 @@ def _improves(
     moments: Moments, step: _State, residual: Vector, free: NDArray[np.bool_], state: _State, codes: Codes
 ) -> bool:
     """Return whether a step is an improvement: in error or, once that is within rounding, in residual."""
-    rounding = 1e-15 * moments.prefix[2, -1]
-    if step.error > state.error + rounding:
+    if step.error > state.error + moments.rounding:
         return False
     after, _ = _residual(moments, step, codes)
-    return step.error < state.error - rounding or np.abs(after[free]).max() < np.abs(residual[free]).max()
+    return step.error < state.error - moments.rounding or np.abs(after[free]).max() < np.abs(residual[free]).max()
 
 
 def _each_alone(moments: Moments, state: _State, codes: Codes, free: NDArray[np.bool_]) -> Vector:
@@ -208,7 +207,7 @@ def _each_alone(moments: Moments, state: _State, codes: Codes, free: NDArray[np.
         between = (kink - s) * (kink - far) < 0
         far = np.where(between, kink, far)
     near = s.copy()
-    for _ in range(60):
+    for _ in range(60):  # halvings, to the last digit
         half = 0.5 * (near + far)
         still = sign * (moments.centred(half) - middle) * np.where(uphill, 1, -1) > 0
         near = np.where(still, half, near)

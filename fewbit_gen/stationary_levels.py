@@ -129,7 +129,6 @@ def _newton(moments: Moments, state: _State) -> _State | None:
 
 def _improves(moments: Moments, after: _State, state: _State) -> bool:
     """Return whether a step is an improvement: in error or, once that is within rounding, in residual."""
-    rounding = 1e-15 * moments.prefix[2, -1]
-    if abs(after.error - state.error) > rounding:
+    if abs(after.error - state.error) > moments.rounding:
         return after.error < state.error
     return after.residual < state.residual

@@ -223,7 +223,7 @@ def _newton(moments: Moments, state: Segments, free: NDArray[np.bool_]) -> Segme
     def better(target: Vector) -> Segments | None:
         if not (np.diff(target) > 0).all():
             return None
-        after, rounding = _near(moments, target), 1e-15 * moments.prefix[2, -1]
+        after, rounding = _near(moments, target), moments.rounding
         nearer = np.abs(after.residual[free]).max(initial=0) < np.abs(residual).max(initial=0)
         improves = after.error < state.error - rounding or (nearer and after.error <= state.error + rounding)
         return after if improves else None
