@@ -4,7 +4,7 @@ import pytest
 import torch
 from fewbit import FewbitError
 from fewbit.runtime import ops
-from fewbit.runtime.backends.reference import pooling, preact
+from fewbit.runtime.backends.reference import pooling, preact, rotated
 
 WINDOW = ([2, 3], [1, 2], [1, 1], [2, 1])
 
@@ -76,6 +76,24 @@ def test_preactivation_is_plain_torchs(channels_last, flat):
     expected = preact.through_normalization(packed, gamma, beta, 3, 0.1, gradient, r, True, True)
     for a, b in zip(ours, expected, strict=True):
         torch.testing.assert_close(a, b.to(a.dtype), rtol=1e-4, atol=1e-5)
+
+
+def test_the_default_dtype_changes_no_result():
+    """Sums of a layer's gradients were written to memory of that dtype: of a 16-bit one beyond its end."""
+    A, (gamma, beta, mean, r) = numbers(3, 5, 6, 7), vectors(4)
+
+    def through():
+        packed, _ = ops.preact_encode(A, A, gamma, beta, mean, r, 3, 0.1)
+        gradients = ops.preact_backward(packed, gamma, beta, 3, 0.1, A, r, True, True)
+        return [*gradients, *rotated.quantize(A.view(6, 105), 2, 128, 2, True, 5)]
+
+    expected = through()
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = through()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(map(torch.equal, found, expected))
 
 
 @pytest.mark.parametrize("ceil_mode", [False, True])

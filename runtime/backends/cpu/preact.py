@@ -80,7 +80,7 @@ def through_normalization(
     blocks = -(-gradient.numel() // BLOCK)
     shares = max(1, min(_SHARES, blocks // _BLOCKS_PER_SHARE))
     C = gradient.shape[1]
-    sums = torch.empty(shares + 1, 2, C, device="cpu")
+    sums = torch.empty(shares + 1, 2, C, dtype=torch.float32, device="cpu")
     arguments = (*_arguments(packed, γ, β, bits, slope, gradient), sums.data_ptr(), shares)
     run(_summer(), blocks, *arguments)
     run(_normalizer(), blocks if into_input else 0, *arguments, inverse_deviation.data_ptr(), int(by_batch))

@@ -66,8 +66,8 @@ def through_normalization(
     elements = n // C
     shares = max(1, min(_WARPS // C, elements // _LEAST_SHARE))
     rows, scale, r = table(γ, β, bits), γ.double().contiguous(), _single(inverse_deviation)
-    sums = torch.empty(shares, 2, C, device=gradient.device)
-    results = torch.empty(5, C, device=gradient.device)
+    sums = torch.empty(shares, 2, C, dtype=torch.float32, device=gradient.device)
+    results = torch.empty(5, C, dtype=torch.float32, device=gradient.device)
     memory = (packed.data_ptr(), gradient.data_ptr(), rows.data_ptr())
     work = C * shares
     launch(

@@ -223,7 +223,8 @@ def _signs(
 
 
 def _bits(counters: Tensor, seed: Seed) -> Tensor:
-    """Return the random bits of counters (…, n): (…, 128·n), 0 or 1."""
+    """Return the random bits of counters (…, n): float32 (…, 128·n), 0 or 1."""
     zero = torch.zeros_like(counters)
     words = torch.stack(philox((counters & MASK, counters >> 32, zero, zero), (seed & MASK, seed >> 32)), -1)
-    return (words.unsqueeze(-1) >> torch.arange(32, device=counters.device) & 1).flatten(-3)
+    # Integers would become numbers of torch's default dtype, and those of float64 all that they multiply.
+    return (words.unsqueeze(-1) >> torch.arange(32, device=counters.device) & 1).flatten(-3).to(torch.float32)

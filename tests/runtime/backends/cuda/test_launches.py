@@ -25,6 +25,7 @@ from fewbit.runtime.tensors.packing import packed_size
 from fewbit.runtime.tensors.philox import NEAREST
 from rounding_cases import TABLES
 from runtime_cases import key_of, table_of_bits
+from torch.overrides import TorchFunctionMode
 
 N, D, C = 6, 512, 8
 KEY, AT_RANDOM = key_of(table_of_bits(3)), key_of(TABLES["gelu", 2])
@@ -171,6 +172,32 @@ def test_launches(driver, monkeypatch, name, dtype):
             patch.setattr(torch.Tensor, name, waits)
         call(dtype, 0)
     assert driver.launches[-1].capturing and len(driver.loads) == loads
+
+
+class Dtypes(TorchFunctionMode):
+    """Collects the dtypes of all memory that torch's functions return."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = set()
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and not result.is_meta:
+            self.found.add(result.dtype)
+        return result
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_no_memory_is_of_torch_s_default_dtype(driver, name):
+    """A kernel that writes float32 numbers would write beyond the end of as many of 16 bits."""
+    torch.set_default_dtype(torch.float16)
+    try:
+        with Dtypes() as dtypes:
+            CALLS[name](torch.float32, 0)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.float16 not in dtypes.found
 
 
 def test_these_are_all_functions_of_the_backend():
