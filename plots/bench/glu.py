@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ...runtime.activations.gated import plan_of
 from ...runtime.layers.gated_mlp import GatedMLP
+from ...runtime.quantizers.kinds import QuantizerKind
 from ...runtime.tensors.glu_parts import GROUP_SIZE, Keep
 from ...runtime.tensors.packing import packed_size
 from ...tables.columns import columns
@@ -195,12 +196,13 @@ def _methods(mlp: GatedMLP, compiled: bool) -> Iterator[tuple[str, Method]]:
         yield "torch.compile", torch.compile(eager)
     keeps: tuple[Keep, ...] = ("parts", "inputs", "exact")
     for keep in keeps:
-        yield f"fewbit, {keep}", partial(_fewbit, mlp, keep, None)
-    yield "fewbit, parts, x in 4 bits", partial(_fewbit, mlp, "parts", 4)
+        yield f"fewbit, {keep}", partial(_fewbit, mlp, keep, None, "groups")
+    yield "fewbit, parts, rotated", partial(_fewbit, mlp, "parts", None, "rotated")
+    yield "fewbit, parts, x in 4 bits", partial(_fewbit, mlp, "parts", 4, "groups")
 
 
-def _fewbit(mlp: GatedMLP, keep: Keep, input_bits: int | None, x: Tensor) -> Tensor:
-    mlp.set_plan(plan_of("silu", (), keep=keep), input_bits)
+def _fewbit(mlp: GatedMLP, keep: Keep, input_bits: int | None, quantizer: QuantizerKind, x: Tensor) -> Tensor:
+    mlp.set_plan(plan_of("silu", (), keep=keep, quantizer=quantizer), input_bits)
     return mlp(x)
 
 

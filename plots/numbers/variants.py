@@ -93,7 +93,11 @@ def _gated(training: File, bits: File, memory: File) -> Iterator[str]:
     yield f"differs by {signed(default.mean, 3)} ± {plain(default.half, 3)}"
     for less in named.values():
         yield f"{signed(less.mean, 3)} ± {plain(less.half, 3)}"
-    ours, *_ = (r for r in bits["rows"] if (r["keep"], r["code"], r["up"], r["second"]) == ("parts", 3, 4, 4))
+    for copies in (4, 3, 2):
+        same = of(bits["rows"], keep="parts", code=3, up=copies, second=copies)
+        kinds = [of(same, quantizer=kind)[0] for kind in ("groups", "rotated")]
+        yield row(str(copies), *(f"{plain(r['noise'], 5)} + {plain(r['bias'], 5)}" for r in kinds))
+    ours = of(bits["rows"], keep="parts", code=3, up=4, second=4, quantizer="groups")[0]
     yield f"{plain(ours['noise'], 5)} noise and {plain(ours['bias'], 5)} bias"
     units = {r["method"]: r["units"] for r in memory["rows"]}
     parts, inputs = (plain(units[f"fewbit, {keep}"], 3) for keep in ("parts", "inputs"))

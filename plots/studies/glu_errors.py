@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ...runtime.activations.gated import plan_of
 from ...runtime.layers.gated_mlp import GatedMLP
+from ...runtime.quantizers.kinds import QuantizerKind
 from ...runtime.tensors.glu_parts import Keep
 
 
@@ -28,12 +29,14 @@ class Split:
     Attributes:
         code: bits of act'(gate); 0 if `keep` has none.
         up, second: bits of the copies.
+        quantizer: of the copies.
     """
 
     keep: Keep
     code: int
     up: int
     second: int
+    quantizer: QuantizerKind = "groups"
 
     @property
     def bits(self) -> float:
@@ -87,7 +90,8 @@ def gradient_errors(
             if split is None:
                 block.set_plan(plan_of(*act, keep="exact"))
             else:
-                block.set_plan(plan_of(*act, split.code or None, (split.up, split.second), split.keep))
+                copies = (split.up, split.second)
+                block.set_plan(plan_of(*act, split.code or None, copies, split.keep, quantizer=split.quantizer))
         parameters = [p for p in model.parameters() if p.requires_grad]
         return torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss(model), parameters)]).double()
 

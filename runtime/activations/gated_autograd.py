@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from ..backends.reference.glu import product
+from ..backends.forwards import forward_of
+from ..backends.reference.glu import product, product_over
 from ..backends.reference.glu_derivatives import derivative_of
 from ..ops.arguments import refuse
 from ..tensors.glu_parts import GLUPlan, Wanted
+from .rotated_copies import compress, decompress
 
 
 def keep(gate: Tensor, up: Tensor, plan: GLUPlan, wanted: Wanted) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -24,12 +26,27 @@ def keep(gate: Tensor, up: Tensor, plan: GLUPlan, wanted: Wanted) -> tuple[Tenso
         if wanted.h_alone:
             return h, (h,)
         return h, (*([up] if has_up else []), *([gate] if has_second else []))
+    if plan.is_rotated:
+        activated = forward_of(plan.function).call(gate, *plan.parameters)
+        second = activated if plan.keep == "parts" else gate
+        copied = [(up, plan.up_bits)] * has_up + [(second, plan.second_bits)] * has_second
+        copies = compress([x for x, _ in copied], [bits for _, bits in copied]) if copied else ()
+        h = product_over(activated, up, plan.function)
+        return h, (*([_codes(gate, plan)] if has_code else []), *copies)
     at_random = has_code and plan.at_random
     constants = _constants(plan, has_code and not at_random, has_up, has_second)
     h, codes, *copies = ops.glu(gate, up, ops.draw_seeds(gate, 2), *constants)
     if at_random:  # in a pass of its own: the codes in one with act(gate) are those of tables without randomness
-        codes = ops.encode_at_random(gate.contiguous(), plan.table, ops.draw_seeds(gate, 1))
+        codes = _codes(gate, plan)
     return h, (codes, *copies)
+
+
+def _codes(gate: Tensor, plan: GLUPlan) -> Tensor:
+    """Return the codes of act'(gate)."""
+    gate = gate.contiguous()
+    if plan.at_random:
+        return ops.encode_at_random(gate, plan.table, ops.draw_seeds(gate, 1))
+    return ops.encode(gate, plan.table)
 
 
 def gradients(
@@ -43,8 +60,8 @@ def gradients(
         plan, kept_for: arguments of `keep`.
         wanted: a subset of `kept_for`.
     """
-    if plan.keep == "exact":
-        return _exact(grad, parts, plan, kept_for, wanted)
+    if plan.keep == "exact" or plan.is_rotated:
+        return _by_torch(grad, parts, plan, kept_for, wanted)
     arguments: tuple[Any, ...] = (*parts, *_constants(plan, *kept_for.kept(plan.keep)), list(wanted))
     return ops.glu_backward(grad, *arguments)
 
@@ -54,22 +71,31 @@ def _constants(plan: GLUPlan, has_code: bool, has_up: bool, has_second: bool) ->
     return plan.function, plan.parameters, plan.table if has_code else "", *bits, plan.keep == "inputs"
 
 
-def _exact(
+def _by_torch(
     grad: Tensor, parts: tuple[Tensor, ...], plan: GLUPlan, kept_for: Wanted, wanted: Wanted
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Run the operations of torch's own backward pass, with act(gate) recomputed."""
-    if kept_for.h_alone:
+    """Run the operations of torch's own backward pass, on what was saved or what comes back from its copies."""
+    if plan.keep == "exact" and kept_for.h_alone:
         return grad.new_empty(0), grad.new_empty(0), parts[0]
-    kept = kept_for.kept(plan.keep)
+    has_code, has_up, has_second = kept_for.kept(plan.keep)
     left = list(parts)
-    up = left.pop(0) if kept[1] else grad
-    gate = left.pop(0) if kept[2] else grad
+    codes = left.pop(0) if has_code else None
+    if left and plan.keep != "exact":
+        bits = [plan.up_bits] * has_up + [plan.second_bits] * has_second
+        left = decompress(left, bits, grad.shape, grad.dtype)
+    up = left.pop(0) if has_up else grad
+    second = left.pop(0) if has_second else grad
     d_gate, d_up, h = (grad.new_empty(0) for _ in range(3))
     if wanted.d_gate:
-        d_gate = derivative_of(plan.function)(grad * up, gate)
+        d_gate = grad * up
+        if codes is None:
+            d_gate = derivative_of(plan.function)(d_gate, second)
+        else:
+            d_gate = ops.multiply(d_gate, codes, plan.table, up.stride())
     if wanted.d_up or wanted.h:
-        activated, h = product(gate, up, plan.function, plan.parameters)
-        d_up = grad * activated
+        activated = second if plan.keep == "parts" else forward_of(plan.function).call(second, *plan.parameters)
+        d_up = grad * activated if wanted.d_up else d_up
+        h = activated * up if wanted.h else h
     return d_gate, d_up, h
 
 

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from ...tables import FewbitError, Table
 from ...tables.errors import shown
 from ..backends.torch_functions import gelu_function
+from ..quantizers.kinds import QuantizerKind
 from ..tensors.glu_parts import DEFAULT_COPY_BITS, GLUPlan, Keep, check_copy_bits, check_keep
 from ..tensors.table_registry import register_unpickled, table_of
 from .gated import CopyBits, apply, plan_of
@@ -49,7 +50,7 @@ class SwiGLU(GatedUnit):
     """silu(gate) · up.
 
     Args:
-        bits, copy_bits, keep, table, rounding: as for `fewbit.functional.swiglu`.
+        bits, copy_bits, keep, table, rounding, quantizer: as for `fewbit.functional.swiglu`.
 
     Raises:
         FewbitError: an argument is not one of these.
@@ -66,8 +67,9 @@ class SwiGLU(GatedUnit):
         keep: Keep = "parts",
         table: Table | None = None,
         rounding: Rounding | None = None,
+        quantizer: QuantizerKind = "groups",
     ) -> None:
-        super().__init__(plan_of("silu", (), bits, copy_bits, keep, table, rounding))
+        super().__init__(plan_of("silu", (), bits, copy_bits, keep, table, rounding, quantizer))
 
 
 class GEGLU(GatedUnit):
@@ -75,7 +77,7 @@ class GEGLU(GatedUnit):
 
     Args:
         approximate: ``none`` or ``tanh``.
-        bits, copy_bits, keep, table, rounding: as for `fewbit.functional.swiglu`.
+        bits, copy_bits, keep, table, rounding, quantizer: as for `fewbit.functional.swiglu`.
 
     Raises:
         FewbitError: an argument is not one of these.
@@ -93,15 +95,16 @@ class GEGLU(GatedUnit):
         keep: Keep = "parts",
         table: Table | None = None,
         rounding: Rounding | None = None,
+        quantizer: QuantizerKind = "groups",
     ) -> None:
-        super().__init__(plan_of(gelu_function(approximate), (), bits, copy_bits, keep, table, rounding))
+        super().__init__(plan_of(gelu_function(approximate), (), bits, copy_bits, keep, table, rounding, quantizer))
 
 
 class ReGLU(GatedUnit):
     """relu(gate) · up.
 
     Args:
-        bits, copy_bits, keep, table, rounding: as for `fewbit.functional.swiglu`.
+        bits, copy_bits, keep, table, rounding, quantizer: as for `fewbit.functional.swiglu`.
 
     Raises:
         FewbitError: an argument is not one of these.
@@ -118,15 +121,16 @@ class ReGLU(GatedUnit):
         keep: Keep = "parts",
         table: Table | None = None,
         rounding: Rounding | None = None,
+        quantizer: QuantizerKind = "groups",
     ) -> None:
-        super().__init__(plan_of("relu", (), bits, copy_bits, keep, table, rounding))
+        super().__init__(plan_of("relu", (), bits, copy_bits, keep, table, rounding, quantizer))
 
 
 class GLU(GatedUnit):
     """sigmoid(gate) · up, of two tensors.
 
     Args:
-        bits, copy_bits, keep, table, rounding: as for `fewbit.functional.swiglu`.
+        bits, copy_bits, keep, table, rounding, quantizer: as for `fewbit.functional.swiglu`.
 
     Raises:
         FewbitError: an argument is not one of these.
@@ -143,8 +147,9 @@ class GLU(GatedUnit):
         keep: Keep = "parts",
         table: Table | None = None,
         rounding: Rounding | None = None,
+        quantizer: QuantizerKind = "groups",
     ) -> None:
-        super().__init__(plan_of("sigmoid", (), bits, copy_bits, keep, table, rounding))
+        super().__init__(plan_of("sigmoid", (), bits, copy_bits, keep, table, rounding, quantizer))
 
 
 class GatedHalves(GatedUnit):
@@ -177,18 +182,19 @@ def check_plan(module: Any, key: str) -> None:
     check_keep(plan.keep)
     if plan.at_random is not (table_of(key).kind == "stochastic"):
         raise FewbitError(f"at_random tells whether the table is rounded at random, not {shown(plan.at_random)}")
+    if not isinstance(plan.is_rotated, bool):
+        raise FewbitError(f"is_rotated tells whether copies are rotated, not {shown(plan.is_rotated)}")
     if plan.code_bits != table_of(key).bits:
         raise FewbitError(f"the table has codes of {table_of(key).bits} bits, not {shown(plan.code_bits)}")
 
 
 def plan_text(plan: GLUPlan) -> str:
     """Return the text of a plan in a `repr`."""
+    quantizer = ", quantizer='rotated'" if plan.is_rotated else ""
     if plan.keep == "exact":
-        return "keep='exact'"
-    rounding = ", rounding='stochastic'" if plan.at_random else ""
+        return f"keep='exact'{quantizer}"
     copies = plan.up_bits if plan.up_bits == plan.second_bits else (plan.up_bits, plan.second_bits)
-    return (
-        f"bits={plan.code_bits}, copy_bits={copies}{rounding}"
-        if plan.keep == "parts"
-        else f"copy_bits={copies}, keep='inputs'"
-    )
+    if plan.keep == "inputs":
+        return f"copy_bits={copies}, keep='inputs'{quantizer}"
+    rounding = ", rounding='stochastic'" if plan.at_random else ""
+    return f"bits={plan.code_bits}, copy_bits={copies}{rounding}{quantizer}"

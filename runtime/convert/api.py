@@ -94,8 +94,8 @@ def convert(
             `include` and `exclude` also select the convolutions and Linears of the chains.
         glu: ``parts``, ``inputs`` or ``exact``: replace gated MLPs such as Llama's and T5's (gated_forms.py) by
             `fewbit.nn.GatedMLP`, which saves its inner tensors in few bits (tensors/glu_parts.py), and let experts with
-            fused weights (expert_forms.py) save theirs so; or a mapping with its keep, copy_bits and input_bits, the
-            last not for experts.
+            fused weights (expert_forms.py) save theirs so; or a mapping with its keep, copy_bits, quantizer and
+            input_bits, the last not for experts.
         attention: 1 to 8, such as 6: modules that call `scaled_dot_product_attention` save query, key and value in so
             many bits and nothing else, and compute it once more in the backward pass (attention.py).
         loss: ``chunked``: the head of a language model and the cross-entropy of its logits are computed over chunks of

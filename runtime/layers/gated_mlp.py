@@ -2,7 +2,7 @@
 
 Eager PyTorch saves x once, four tensors of tokens × intermediate, and nothing else that grows with the tokens. Here the
 parts of tensors/glu_parts.py replace those four: h, the input of the down projection, is rebuilt from them in the
-backward pass. x is saved as it is, or in `input_bits` bits as one more per-group copy.
+backward pass. x is saved as it is, or in `input_bits` bits as one more copy.
 
     plain projections    torch.nn.Linear without hooks: the block is one node of the graph, `fewbit_gated_mlp`
     other projections    LoRA, quantized or sharded layers, layers with hooks: each is called as a module, and the x or
@@ -32,6 +32,7 @@ from ..activations.gated_modules import check_plan, plan_text
 from ..activations.table_lookup import Rounding
 from ..activations.transforms import keeps
 from ..ops.arguments import check_dtype
+from ..quantizers.kinds import QuantizerKind
 from ..tensors.glu_parts import DEFAULT_COPY_BITS, GLUPlan, Keep, Wanted
 from ..tensors.plain import is_autocast, is_dense
 from ..tensors.table_registry import register_unpickled, table_of
@@ -99,6 +100,7 @@ class GatedMLP(nn.Module):
         bias: whether the projections have one.
         fused: whether one projection computes gate and up.
         bits, copy_bits, keep, table, rounding: as for `functional.swiglu`.
+        quantizer: likewise, of the copy of x too.
         input_bits: 1 to 8, or None.
         device, dtype: of the projections.
 
@@ -132,6 +134,7 @@ class GatedMLP(nn.Module):
         input_bits: int | None = None,
         table: Table | None = None,
         rounding: Rounding | None = None,
+        quantizer: QuantizerKind = "groups",
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -148,7 +151,8 @@ class GatedMLP(nn.Module):
             self.gate_proj = nn.Linear(hidden_size, intermediate_size, **made)
             self.up_proj = nn.Linear(hidden_size, intermediate_size, **made)
         self.down_proj = nn.Linear(intermediate_size, hidden_size, **made)
-        self.set_plan(plan_of(ACTIVATIONS[activation], (), bits, copy_bits, keep, table, rounding), input_bits)
+        plan = plan_of(ACTIVATIONS[activation], (), bits, copy_bits, keep, table, rounding, quantizer)
+        self.set_plan(plan, input_bits)
 
     def set_plan(self, plan: GLUPlan, input_bits: int | None = None) -> None:
         """Set the plan and `input_bits`; the projections do not change."""
@@ -232,7 +236,7 @@ class GatedMLP(nn.Module):
         return fewbit_gated_mlp.apply(*tensors, self.plan, self.input_bits, self.layout.gate_last)
 
     def _hooked(self, x: Tensor) -> Tensor:
-        with copying(x, self.input_bits) if self.input_bits is not None else nullcontext():
+        with copying(x, self.input_bits, self.plan.is_rotated) if self.input_bits is not None else nullcontext():
             gate, up = self._gate_and_up(x)
         later = self._called((*self.layout.between, self.layout.down))
         needs_h = any(p.requires_grad and p.dim() > 1 for p in later[-1].parameters()) or any(

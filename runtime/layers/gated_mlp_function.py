@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from .. import ops
 from ..activations.gated_autograd import gradients, keep
+from ..activations.rotated_copies import compress, decompress
 from ..ops.arguments import refuse
 from ..quantizers.per_group import constant_group_within
 from ..tensors.glu_parts import GROUP_SIZE, GLUPlan, Wanted
@@ -48,7 +49,7 @@ class fewbit_gated_mlp(torch.autograd.Function):
         y = owned(F.linear(h, down_weight, down_bias))
         kept_x: tuple[Tensor, ...] = ()
         if need_gate or need_up:
-            kept_x = (x,) if input_bits is None else _copy_of(x, input_bits)
+            kept_x = (x,) if input_bits is None else _copy_of(x, input_bits, plan.is_rotated)
         weights = (
             gate_weight if need_x else None,
             up_weight if need_x else None,
@@ -81,7 +82,7 @@ class fewbit_gated_mlp(torch.autograd.Function):
         if kept_x:
             x = kept_x[0]
             if ctx.input_bits is not None:
-                x = _read(kept_x[0], kept_x[1], ctx.input_bits, ctx.x_shape, ctx.dtype)
+                x = _read(kept_x, ctx.input_bits, ctx.x_shape, ctx.dtype, ctx.plan.is_rotated)
             x = x.reshape(-1, ctx.x_shape[-1])
         if ctx.is_fused:
             halves = (d_up, d_gate) if ctx.gate_last else (d_gate, d_up)
@@ -103,25 +104,30 @@ def _of_projection(grad: Tensor, x: Tensor, weight: bool, bias: bool) -> tuple[T
 
 
 @contextmanager
-def copying(x: Tensor, bits: int) -> Iterator[None]:
+def copying(x: Tensor, bits: int, is_rotated: bool) -> Iterator[None]:
     """Within this block, save one copy in few bits instead of x."""
     shape, dtype = x.shape, x.dtype
 
-    def make(packed: Tensor, groups: Tensor) -> Tensor:
-        return _read(packed, groups, bits, shape, dtype)
+    def make(*copy: Tensor) -> Tensor:
+        return _read(copy, bits, shape, dtype, is_rotated)
 
     with Rebuilding() as rebuilding:
-        rebuilding.save(x, make, lambda: _copy_of(x, bits))
+        rebuilding.save(x, make, lambda: _copy_of(x, bits, is_rotated))
         yield
 
 
-def _copy_of(x: Tensor, bits: int) -> tuple[Tensor, ...]:
+def _copy_of(x: Tensor, bits: int, is_rotated: bool) -> tuple[Tensor, ...]:
     """Return a copy of the block's input in few bits; no group spans two rows of features."""
+    if is_rotated:
+        return compress([x], [bits])
     return ops.copy_in_groups(x, ops.draw_seeds(x, 1), bits, _group_size(x.shape[-1]))
 
 
-def _read(packed: Tensor, groups: Tensor, bits: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+def _read(copy: Sequence[Tensor], bits: int, shape: torch.Size, dtype: torch.dtype, is_rotated: bool) -> Tensor:
     """Return the values of a copy made by `_copy_of`."""
+    if is_rotated:
+        return decompress(copy, [bits], shape, dtype)[0]
+    packed, groups = copy
     return ops.read_copy(packed, groups, bits, shape, dtype, _group_size(shape[-1]))
 
 

@@ -5,16 +5,18 @@
     inputs      copies of up and gate; act and act' are computed from them   4 + 4 bits + 0.25        0.52
     exact       gate and up unchanged                                        32 bits in bfloat16      2
 
-A copy is `PerGroup(bits, 256)` of the elements in row-major order: 32 bits for a group's minimum and range. With
+A copy is `PerGroup(bits, 256)` of the elements in row-major order: 32 bits for a group's minimum and range; or
+`Rotated(bits)` of the rows of the last dimension, with 16 bits for a group of 128 and 8 bytes for the seeds. With
 `parts` every gradient is linear in the stochastically rounded values, so that its only bias is the table's, and there
 is none if its codes are rounded at random too; `inputs` puts rounded numbers through act and act', which are not
 linear. `exact` gives torch's own gradients, bit for bit.
 
 The bits are divided by their effect on the gradients of all parameters (`fewbit bench glu-bits`, a small Llama after
 100 steps; squared errors relative to the exact gradient, noise + bias): of all 21 ways to give 11 bits to code, up and
-act(gate), 3 + 4 + 4 has the least error, 0.00023 + 0.00005. 2 + 5 + 4 has less noise, and four times the table's bias,
-which no number of steps averages out; act(gate) in 3 bits doubles the noise, in 2 it is nine times as much. With
-`inputs`, 4 + 4 has an error of 0.00031 and no bias distinguishable from 0, 3 + 5 twice that.
+act(gate), 3 + 4 + 4 has the least error, 0.00027 + 0.00004 in groups and 0.00007 + 0.00005 rotated. 2 + 5 + 4 has less
+noise, and more than ten times the table's bias, which no number of steps averages out; act(gate) in 3 bits doubles the
+noise of groups, in 2 it is seven times as much. With `inputs`, 4 + 4 has an error of 0.00030 in groups and 0.00010
+rotated, and no bias distinguishable from 0, 3 + 5 in groups twice that.
 """
 
 from collections.abc import Sequence
@@ -43,6 +45,7 @@ class GLUPlan(NamedTuple):
         second_bits: of the copy of act(gate), with `inputs` of gate.
         keep: "parts", "inputs" or "exact", see above.
         at_random: whether the table is of kind ``stochastic``, whose codes are drawn at random.
+        is_rotated: whether copies are those of `Rotated`, and not of `PerGroup`.
     """
 
     function: str
@@ -53,18 +56,19 @@ class GLUPlan(NamedTuple):
     second_bits: int
     keep: Keep
     at_random: bool = False
+    is_rotated: bool = False
 
     @property
     def bits(self) -> float:
         """Bits saved for each element if all gradients are needed; nan for `exact`, which depends on the dtype."""
-        per_copy = 32 / GROUP_SIZE
+        per_copy = 32 / GROUP_SIZE  # and of rotated groups, of half the size, 16 bits
         if self.keep == "exact":
             return float("nan")
         code = self.code_bits if self.keep == "parts" else 0
         return code + self.up_bits + self.second_bits + 2 * per_copy
 
     def nbytes(self, n: int, itemsize: int, wanted: "Wanted") -> int:
-        """Return the bytes saved for `n` elements of `itemsize` bytes."""
+        """Return the bytes saved for `n` elements of `itemsize` bytes, with copies in groups."""
         if self.keep == "exact":
             return n * itemsize * (1 if wanted.h_alone else sum(wanted.kept(self.keep)[1:]))
         code, up, second = wanted.kept(self.keep)

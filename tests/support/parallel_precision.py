@@ -2,8 +2,8 @@
 
 They train with mixed precision on data of their own. Each says "one model" when the bits were allocated and the weights
 stayed the same in both; "uneven" and the bits after rank 0 alone ran the model once; "joined" after rank 1 had more
-batches; and then the bits of a model that does not change, after each step: under DDP, sharded by FSDP2 and, to
-compare, alone with the samples of both.
+batches; and then the bits of a model that does not change, in each kind of codes, after each step: under DDP, sharded
+by FSDP2 and, to compare, alone with the samples of both.
 """
 
 import sys
@@ -50,10 +50,10 @@ if hasattr(torch.cpu.Stream, "record_event"):
     KINDS["fsdp"] = sharded
 
 
-def allocated(kind, rank):
+def allocated(kind, quantizer, rank):
     torch.manual_seed(0)
     model = nn.Sequential(Linear(64, 64), nn.GELU(), Linear(64, 128), nn.GELU(), Linear(128, 8))
-    precision = MixedPrecision(model, 2.5)
+    precision = MixedPrecision(model, 2.5, quantizer=quantizer)
     parallel = KINDS[kind](model)
     draw = torch.Generator().manual_seed(1)
     for step in range(4):
@@ -62,7 +62,7 @@ def allocated(kind, rank):
         own = x if kind == "alone" else x[: 6 - step % 2] if rank == 0 else x[6 - step % 2 :]
         # The sum, whose gradients at a sample do not depend on the other samples.
         parallel(own).square().sum().backward()
-        print(kind, *(f"{bits:.3f}" for bits in precision.bits.values()), flush=True)
+        print(kind, quantizer, *(f"{bits:.3f}" for bits in precision.bits.values()), flush=True)
 
 
 def uneven(rank):
@@ -87,4 +87,5 @@ if __name__ == "__main__":
         trained(rank)
         uneven(rank)
         for kind in KINDS:
-            allocated(kind, rank)
+            for quantizer in ("groups", "rotated"):
+                allocated(kind, quantizer, rank)

@@ -22,14 +22,15 @@ def test_processes_may_run_the_model_alone_and_have_more_batches(said):
     assert [lines[2] for lines in said] == ["joined"] * 2
 
 
+@pytest.mark.parametrize("quantizer", ["groups", "rotated"])
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_bits_are_those_of_one_process_with_all_samples(kind, said):
-    bits = [[line.split()[1:] for line in lines if line.startswith(kind)] for lines in said]
+def test_bits_are_those_of_one_process_with_all_samples(kind, quantizer, said):
+    bits = [[line.split()[2:] for line in lines if line.startswith(f"{kind} {quantizer}")] for lines in said]
     if kind == "fsdp" and not bits[0]:
         pytest.skip("FSDP2 of this torch does not run on the CPU")
-    alone = [line.split()[1:] for line in said[0] if line.startswith("alone")]
+    alone = [line.split()[2:] for line in said[0] if line.startswith(f"alone {quantizer}")]
     assert bits[0] == bits[1]
-    assert len({tuple(row) for row in alone}) > 2  # they change
+    assert len({tuple(row) for row in alone}) > (2 if quantizer == "groups" else 1)  # they change
     for found, expected in zip(bits[0], alone, strict=True):
         # Sums of several processes are added in another order: a sample's bit may go to one of equal worth.
         assert [float(x) for x in found] == pytest.approx([float(x) for x in expected], abs=0.1)

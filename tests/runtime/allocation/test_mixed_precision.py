@@ -322,14 +322,15 @@ def test_gradients_that_are_not_finite_teach_nothing():
     assert set(precision.bits.values()) == {2.0}
 
 
-def test_a_checkpoint_brings_it_back():
+@pytest.mark.parametrize("quantizer", ["groups", "rotated"])
+def test_a_checkpoint_brings_it_back(quantizer):
     x, y = batch()
     model = network()
-    precision = MixedPrecision(model, 1.75)
+    precision = MixedPrecision(model, 1.75, quantizer=quantizer)
     for _ in range(3):
         step(model, x, y)
     other = network()
-    restored = MixedPrecision(other, 1.75)
+    restored = MixedPrecision(other, 1.75, quantizer=quantizer)
     restored.load_state_dict(precision.state_dict())
     assert restored.bits == precision.bits
     assert restored.iterations == precision.iterations
