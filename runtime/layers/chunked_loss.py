@@ -24,6 +24,7 @@ from ...tables import FewbitError
 from ...tables.errors import check_integer, shown
 from ..tensors.plain import is_autocast, without_autocast
 from .base import CompressedFunction, apply, check_first_derivative
+from .liger_loss import loss_by_liger
 
 __all__ = ["chunked_cross_entropy"]
 
@@ -147,7 +148,8 @@ def chunked_cross_entropy(
 
     Loss and gradients are those of `torch.nn.functional.linear` and `cross_entropy`, but for the order of sums. The
     gradients are formed in the forward pass, of what requires one: a frozen head costs nothing but those of `hidden`.
-    On the CPU tokens whose label is ignored are not computed at all.
+    On the CPU tokens whose label is ignored are not computed at all. The loss of a frozen head is Liger-Kernel's where
+    that is installed, on NVIDIA GPUs (liger_loss.py).
 
     Args:
         hidden: (*, features), in float16, bfloat16, float32 or float64; under autocast in any of them.
@@ -194,6 +196,12 @@ def loss_of(heads: Sequence[Head], labels: Tensor, options: LossOptions) -> Tens
     """Return the loss of logits that are the sum of `heads`, of tokens of any shape."""
     tokens = heads[0].hidden
     _check_labels(labels, options.ignore_index, heads[0].weight.shape[0])
+    head, *others = heads
+    if not others and (head.dtype, head.factor, options.squash) == (head.hidden.dtype, 1, AS_IT_IS):
+        how = {name: getattr(options, name) for name in ("ignore_index", "reduction", "label_smoothing", "z_loss")}
+        loss = None if options.chunk_size else loss_by_liger(head.hidden, head.weight, head.bias, labels, **how)
+        if loss is not None:
+            return loss
     flat = [t for h in heads for t in (h.hidden.reshape(-1, h.hidden.shape[-1]), h.weight, h.bias)]
     products = tuple((head.dtype, head.factor) for head in heads)
     with without_autocast(tokens):
