@@ -430,7 +430,7 @@ def instance_norm(
         *(x.contiguous().view(1, n * channels, *x.shape[2:]), repeated[2], repeated[3], repeated[0], repeated[1]),
         *(use_input_stats, momentum, eps, saver, copies, x.shape),
     )
-    for running, by_sample in zip((running_mean, running_var), repeated, strict=False):
+    for running, by_sample in zip((running_mean, running_var), repeated[:2], strict=True):
         if running is not None and by_sample is not None:
             running.detach().copy_(by_sample.view(n, channels).mean(0))
     return y.view(x.shape)

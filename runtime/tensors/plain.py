@@ -85,6 +85,8 @@ def is_abstract(x: Tensor) -> bool:
 def is_autocast(x: Tensor) -> bool:
     """Return whether autocast is on for the device of `x`; the meta device has none."""
     device = x.device.type
+    if torch.compiler.is_compiling():  # Dynamo of torch 2.9 does not trace `is_autocast_available`
+        return device != "meta" and torch.is_autocast_enabled(device)
     return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
