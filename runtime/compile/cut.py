@@ -35,7 +35,7 @@ from .factors import arguments_of, table_of
 from .nodes import base_of, descendants, is_floating_input, is_pointwise, is_view, operator_of, tensor_of, value_of
 from .options import CompileOptions, torch_budget
 from .planes import planes_of
-from .roles import ROUNDED, TO_NEAREST, Role, is_pinned
+from .roles import ROUNDED, TO_NEAREST, Role, is_pinned, levelled
 from .rotated import Rotation, rotation_of
 
 _KEY = "fewbit"
@@ -77,14 +77,14 @@ def choice_of(node: object) -> Choice | None:
 
 def pin(graph: fx.Graph, roles: Mapping[fx.Node, Role]) -> None:
     """Mark the values of a joint graph that are not computed again from rounded ones."""
-    floating = descendants(graph, is_floating_input)
+    floating, apart = descendants(graph, is_floating_input), levelled(graph)
     for node, role in roles.items():
         if role in (Role.PARAMETER, Role.INPUT):
             continue
         # Below a budget torch computes anything again, such as logits, which do not fit beside their exact sums.
         logits = role is Role.EXPONENT and not is_pointwise(node) and not is_view(node)
         # Comparisons of integers alone, such as the one-hot form of labels, are as cheap again as bits to unpack.
-        if (logits or is_pinned(node)) and node in floating:
+        if (logits or node in apart or is_pinned(node)) and node in floating:
             # One of several results is saved, and what returns them is not called again.
             for pinned in (node, operator_of(node)):
                 pinned.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)

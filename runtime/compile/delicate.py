@@ -57,26 +57,37 @@ class Delicate:
         heavy: values that a pole may blow up, each for itself.
         turning: values computed from sines of several periods, which no table holds.
         steep: values of exponentials that grow without end, and their sums and multiples.
+        statistics: reductions and what is computed from them alone, which are saved exactly.
+        levelled: values of which a statistic is gone, which are saved themselves (levelling.py).
     """
 
     ranges: Mapping[fx.Node, Range]
     heavy: Collection[fx.Node]
     turning: Collection[fx.Node]
     steep: Collection[fx.Node]
+    statistics: Collection[fx.Node]
+    levelled: Collection[fx.Node]
 
     @classmethod
-    def of(cls, graph: fx.Graph, data: Collection[fx.Node], statistics: Collection[fx.Node]) -> "Delicate":
+    def of(
+        cls,
+        graph: fx.Graph,
+        data: Collection[fx.Node],
+        statistics: Collection[fx.Node],
+        levelled: Collection[fx.Node] = (),
+    ) -> "Delicate":
         """Return what is delicate in a graph.
 
         Args:
             graph: of both passes.
             data: values that are not computed from parameters alone, whose sizes change slowly.
-            statistics: reductions and what is computed from them alone, which are saved exactly.
+            statistics: see above.
+            levelled: see above.
         """
         heavy: set[fx.Node] = set()
         turning: set[fx.Node] = set()
         steep: set[fx.Node] = set()
-        facts = cls(ranges_of(graph), heavy, turning, steep)
+        facts = cls(ranges_of(graph), heavy, turning, steep, statistics, levelled)
         for node in graph.nodes:
             if not is_pointwise(node) and not is_view(node) and packet(node) is not aten.cat:
                 continue

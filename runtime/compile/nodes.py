@@ -12,6 +12,10 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 # The values of the argument, perhaps in other memory or of another dtype.
 SAME = (aten.clone, aten.detach, aten.alias, aten._to_copy, prims.convert_element_type)
+# Products of matrices.
+PRODUCTS = {aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.convolution, aten.convolution_backward, aten._scaled_mm}
+PRODUCTS |= {aten.mv, aten.dot, aten._trilinear}
+PRODUCTS |= {getattr(aten, name) for name in ("_grouped_mm", "_scaled_grouped_mm") if hasattr(aten, name)}
 SPLITS = {aten.split, aten.split_with_sizes, aten.unbind, aten.chunk}
 
 

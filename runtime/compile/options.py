@@ -57,7 +57,7 @@ class CompileOptions:
             evenly, a bit at a time and to 1 at least, until it is met.
         recompute_attention: whether the backward pass computes attention's output and log-sum-exp again from rounded
             queries, keys and values, so that probabilities sum to one (attention.py), at the price of another forward
-            pass of attention; None, the default, where queries or keys have fewer than 8 bits.
+            pass of attention; None, the default, where queries or keys have fewer than 8 bits, or are no projections.
         recompute: torch's `activation_memory_budget`, from 0 to 1: below 1 some of what was saved is computed again.
         host_memory: most bytes of one graph's codes that wait in host memory, as "8GiB" or a number (host.py); by
             default none. It needs torch 2.13 and is not measured on a GPU yet; on the CPU there is nothing to move.
@@ -144,10 +144,15 @@ class CompileOptions:
         most = {"auto": MOST_ROTATED + (role is Role.SCORES), "groups": 0, "rotated": 8}[self.quantizer]
         return role in ROUNDED and role is not Role.PROBABILITIES and bits <= most
 
-    def recomputes_attention(self, modules: tuple[str, ...]) -> bool:
-        """Return whether attention is computed again whose queries or keys are of modules of these names."""
-        bits = self.bits_for(Role.SCORES, modules)
-        return bits is not None and (bits < 8 if self.recompute_attention is None else self.recompute_attention)
+    def recomputes_attention(self, modules: tuple[str, ...], is_projection: bool) -> bool:
+        """Return whether attention is computed again whose queries or keys are of modules of these names.
+
+        Args:
+            modules: outermost first.
+            is_projection: whether these are linear in results of matrix products.
+        """
+        bits, asked = self.bits_for(Role.SCORES, modules), self.recompute_attention
+        return bits is not None and (bits < 8 or not is_projection if asked is None else asked)
 
     def uuid(self) -> str:
         """Return what tells compilations with other options, another fewbit or another torch apart in a cache."""

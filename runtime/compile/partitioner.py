@@ -16,7 +16,7 @@ from torch._inductor import custom_graph_pass
 from torch.utils.flop_counter import flop_registry
 
 from ...tables import FewbitError
-from .attention import arguments_by_name, defer, expand, is_attention
+from .attention import arguments_by_name, defer, expand, is_attention, is_projection
 from .codes import hint
 from .cut import (
     annotate,
@@ -31,6 +31,7 @@ from .cut import (
 )
 from .factors import merge
 from .host import offload
+from .levelling import unite
 from .nodes import base_of, packet, tensor_of
 from .options import CompileOptions, torch_budget
 from .releases import is_untested, warn_of_untested
@@ -78,6 +79,8 @@ class FewbitPartitioner(_CustomPartitioner):
         """Return the graphs of a joint graph, which is changed, with few bits between them."""
         gm.graph.eliminate_dead_code()
         gm.graph = fx_graph_cse(gm.graph)
+        if unite(gm.graph):
+            gm.graph = fx_graph_cse(gm.graph)
         if not joint_inputs:  # a region that is compiled apart: nothing says which of its inputs are weights
             return divide(gm, joint_inputs, kwargs)
         results, budget = kwargs["num_fwd_outputs"], self.options.budget
@@ -110,7 +113,7 @@ class FewbitPartitioner(_CustomPartitioner):
         """Return whether a value is, for attention's queries or keys, rounded so that attention is computed again."""
         x = tensor_of(node)
         large = x is not None and hint(x.numel()) >= self.options.smallest
-        return large and self.options.recomputes_attention(module_names(base_of(node)))
+        return large and self.options.recomputes_attention(module_names(base_of(node)), is_projection(node))
 
     def roles(self, graph: fx.Graph, weights: Collection[str], mutated: Collection[str]) -> dict[fx.Node, Role]:
         """Return the role of each value of a joint graph with placeholders of these names."""

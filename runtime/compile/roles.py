@@ -12,7 +12,7 @@ either: their results take a bit. Nor are reductions, signs, roundings, or integ
 others of rounded ones; but where their operands are broadcast and take less than such bits, as in losses of all pairs,
 the operands are exact. What may hold the huge constants that mask scores is left alone, and so is what may be near a
 pole, or goes through several periods (delicate.py), and what operators read that are not known here, or that call
-graphs of their own.
+graphs of their own. What is left of a value without its mean is not computed again, but saved (levelling.py).
 
 A value's role is the most delicate of its uses, through views, casts and pointwise operations, as far as the backward
 pass would compute them again from the value: matrix products, reductions and random numbers are not computed again, but
@@ -35,7 +35,9 @@ from .codes import hint
 from .delicate import Delicate, is_tamed, operands_of
 from .factors import arguments_of, is_factor
 from .fading import fading
+from .levelling import is_below_largest, is_levelled
 from .nodes import (
+    PRODUCTS,
     base_of,
     descendants,
     holds_a_graph,
@@ -65,6 +67,7 @@ class Role(Enum):
     EXPONENT = "exponent"
     POLE = "pole"
     PERIODIC = "periodic"
+    EXTREME = "extreme"
     STATISTIC = "statistic"
     MASK = "mask"
     BOOLEAN = "boolean"
@@ -84,9 +87,6 @@ TO_NEAREST = (Role.ATTENTION, Role.NONLINEAR, Role.SCORES)
 _LINEAR, _DIFFERENCE, _CURVED = 0, 1, 2
 _STATES = range(4)
 
-_PRODUCTS = {aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.convolution, aten.convolution_backward, aten._scaled_mm}
-_PRODUCTS |= {aten.mv, aten.dot, aten._trilinear}
-_PRODUCTS |= {getattr(aten, name) for name in ("_grouped_mm", "_scaled_grouped_mm") if hasattr(aten, name)}
 _SUMS = {aten.add, aten.sub, aten.neg, aten.where, aten.clone, prims.convert_element_type, aten._to_copy}
 _SUMS |= {aten.cat, aten.slice_scatter, aten.select_scatter, aten.constant_pad_nd, aten.index, aten.gather, aten.roll}
 _SUMS |= {aten.index_put, aten.embedding_dense_backward, aten.slice_backward, aten.select_backward, aten.copy}
@@ -144,6 +144,12 @@ def is_pinned(node: fx.Node) -> bool:
     return 8 * nbytes >= size
 
 
+def levelled(graph: fx.Graph) -> set[fx.Node]:
+    """Return the values that are not computed again from rounded ones, since a statistic is gone (levelling.py)."""
+    statistics = _statistics(graph)
+    return {node for node in graph.nodes if is_levelled(node, statistics)}
+
+
 def classify(graph: fx.Graph, parameters: Collection[fx.Node] = ()) -> dict[fx.Node, Role]:
     """Return the role of each node of a joint graph whose value is a tensor and does not depend on a gradient.
 
@@ -157,7 +163,7 @@ def classify(graph: fx.Graph, parameters: Collection[fx.Node] = ()) -> dict[fx.N
     of_gradient, arguments = of_gradients(graph), arguments_of(graph)
     floating = descendants(graph, is_floating_input)
     statistics, masked = _statistics(graph), _masked(graph, floating)
-    facts = Delicate.of(graph, data, statistics)
+    facts = Delicate.of(graph, data, statistics, levelled(graph))
     faded = fading(graph, facts, data - statistics, of_gradient)
     sinks = _sinks(graph, of_gradient, facts)
     roles = {}
@@ -193,7 +199,7 @@ def classify(graph: fx.Graph, parameters: Collection[fx.Node] = ()) -> dict[fx.N
 
 def _rounded_role(node: fx.Node, sinks: frozenset[Role]) -> Role:
     """Return the most delicate of the uses of a value, which enters linearly in all others."""
-    exact = (Role.EXPONENT, Role.POLE, Role.PERIODIC, Role.STATISTIC, Role.OTHER)
+    exact = (Role.EXPONENT, Role.POLE, Role.PERIODIC, Role.EXTREME, Role.STATISTIC, Role.OTHER)
     for role in (*exact, Role.SCORES, Role.NONLINEAR, Role.ATTENTION):
         if role in sinks:
             return role
@@ -290,7 +296,7 @@ def _role_in_gradient(node: fx.Node, user: fx.Node, state: int, facts: Delicate)
         return role
     if name is aten.div:
         state = state if user.args[0] is node else _CURVED
-    elif name not in _PRODUCTS and name not in _SUMS and name not in _FACTORS and not is_view(user):
+    elif name not in PRODUCTS and name not in _SUMS and name not in _FACTORS and not is_view(user):
         if not is_pointwise(user) and not _KNOWN.search(str(user.target)):
             return Role.OTHER
         state = _CURVED
@@ -303,7 +309,10 @@ def _delicate_role(node: fx.Node, user: fx.Node, facts: Delicate) -> Role | None
         return Role.POLE
     if facts.is_exponent(node, user):
         return Role.EXPONENT
-    return Role.PERIODIC if facts.is_periodic(node, user) else None
+    if facts.is_periodic(node, user):
+        return Role.PERIODIC
+    is_below = user.args[0] is node and is_below_largest(user, facts.statistics)
+    return Role.EXTREME if is_below and not _leads_to_an_exponential(user) else None
 
 
 def _leads_to_an_exponential(node: fx.Node) -> bool:
@@ -317,7 +326,9 @@ def _leads_to_an_exponential(node: fx.Node) -> bool:
 def _state_after(node: fx.Node, user: fx.Node, state: int, facts: Delicate) -> "int | Role | None":
     """Return how `user`, computed again in the backward pass, changes `node`; None if it is not computed again."""
     name = packet(user)
-    if user.op == "output" or name in _PRODUCTS:
+    if user.op == "output" or name in PRODUCTS:
+        return None
+    if user in facts.levelled:
         return None
     if is_saved_itself(user):
         return None if is_pinned(user) else Role.OTHER

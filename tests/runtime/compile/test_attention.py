@@ -87,6 +87,41 @@ def test_8_bits_read_the_saved_statistics():
     assert [t.nbytes for t in saved if t.role == "statistic"] == [4 * HEADS * TOKENS * 4]
 
 
+def rotated(x):
+    turned = torch.cat((-x[..., SIZE // 2 :], x[..., : SIZE // 2]), -1)
+    angles = torch.arange(TOKENS)[:, None] * torch.linspace(1, 0.01, SIZE)
+    return x * angles.cos() + turned * angles.sin()
+
+
+PROJECTIONS = {
+    "normalized": lambda x: F.rms_norm(x, (SIZE,), torch.ones(SIZE)),
+    "with layer norms": lambda x: F.layer_norm(x, (SIZE,)),
+    "rotary": rotated,
+    "pooled": lambda x: (x + x.roll(1, -2)) / 2,
+}
+OTHERS = {"exponential": torch.exp, "gated": lambda x: x * x.sigmoid().flip(-1), "powers": lambda x: x**3}
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("change", [*PROJECTIONS.values(), *OTHERS.values()], ids=[*PROJECTIONS, *OTHERS])
+def test_queries_and_keys_that_are_no_projections_have_it_computed_again(change):
+    _, saved = run(Attention(lambda q, k, v: WAYS["causal"](change(q), change(k), v)), bits="auto")
+    has_sums = any(t.role == "statistic" and t.shape == (4, HEADS, TOKENS) for t in saved)
+    assert has_sums == (change in PROJECTIONS.values())
+
+
+def test_scores_far_apart():
+    """The gradient of a softmax of one large probability is next to nothing beside the two sums that it is between."""
+    model = Attention(lambda q, k, v: WAYS["causal"]((q.exp() - 1) * 0.1, (q.exp() - 1 + k) * 0.1, v))
+    rows, errors = slice(0, 2 * WIDTH), []
+    run(model)
+    exact = model.qkv.weight.grad[rows].clone()
+    for again in (None, False):
+        run(model, bits="auto", recompute_attention=again)
+        errors.append(float((model.qkv.weight.grad[rows] - exact).norm() / exact.norm()))
+    assert errors[0] < 0.1 and errors[1] > 0.5
+
+
 def test_the_report_says_what_computing_it_again_costs():
     """In units of one forward pass of attention: the layers take 6 and 3, attention 1 and 2.5 backwards."""
     x, shares = torch.randn(4, TOKENS, WIDTH), []

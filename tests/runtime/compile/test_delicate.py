@@ -426,6 +426,36 @@ def test_what_is_divided_and_multiplied_again_follows(loss):
     assert error(Model(lambda a, b: (loss(4 * a, b).flatten() * weights).sum()), torch.randn(256, 32)) < 0.3
 
 
+class Mean(nn.Module):
+    def forward(self, x):
+        return x.square().mean()
+
+
+OFFSETS = torch.linspace(-20, 20, 128)
+SCALES = (OFFSETS / 5).exp()
+LEVELLED = {
+    "batch normalization": lambda a, b: F.batch_norm(a + OFFSETS, None, None, training=True) * b,
+    "less the mean over rows": lambda a, b: ((c := a + OFFSETS) - c.mean(0)) * b + 0.1 * F.gelu(c),
+    "each feature by its own deviation": lambda a, b: (c := a * SCALES) / c.std(0).detach() * b + 0.1 * F.gelu(c),
+    "nothing above its largest": lambda a, b: (1 + 100 * (a - a.amax(-1, keepdim=True)).relu()) * b + F.gelu(a),
+}
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("loss", LEVELLED.values(), ids=LEVELLED)
+def test_what_a_statistic_is_taken_from_is_saved_behind_it(loss):
+    """A code errs by a share of its group's range, which may be far larger than what is left."""
+    assert error(Model(lambda a, b: loss(a, b).square().mean()), torch.randn(256, 32)) < 0.06
+
+
+def test_a_batch_normalization_is_saved_as_one_value():
+    """Both passes take the same mean away, each in a shape of its own."""
+    model = nn.Sequential(nn.Linear(32, 128), nn.BatchNorm1d(128), nn.ReLU(), nn.Linear(128, 128), nn.Flatten(0))
+    reports = []
+    gradients(few_bits(nn.Sequential(model, Mean()), reports=reports, smallest=0), torch.randn(256, 32))
+    assert [t.role for report in reports for t in report.tensors].count("nonlinear") == 1
+
+
 AWAY = {
     "1 + x²": (lambda x: 1 + x * x, (1, torch.inf)),
     "sigmoid": (lambda x: 2 - x.sigmoid(), (1, 2)),

@@ -1,0 +1,104 @@
+"""Values that a statistic of themselves is taken from, beside which what is left may be small.
+
+    is_levelled(x, statistics)          whether x is u less its mean over other rows, or u by their deviation
+    is_below_largest(x, statistics)     whether x is u less its largest
+    unite(joint_graph)                  lets both passes write a difference alike
+
+A code errs by a share of its group's range. Rows that hardly differ are little beside it once the mean over rows is
+gone, and a feature of small deviation beside others once each is divided by its own: so what is left is saved in its
+own codes, and not computed again from those of u. What is less than its largest is above it after rounding, so that
+relu(u - max u) is not 0: there u is exact, if it is saved at all.
+"""
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..quantizers.per_group import LEAST_ROW
+from .codes import hint, memory_order
+from .delicate import operands_of
+from .nodes import is_pointwise, is_view, operator_of, packet, shape_of, tensor_of
+
+aten = torch.ops.aten
+
+_EXTREMES = {aten.amax, aten.amin, aten.max, aten.min}
+_RESHAPING = {aten.squeeze, aten.unsqueeze, aten.view, aten._unsafe_view}
+
+
+def is_levelled(node: fx.Node, statistics: Collection[fx.Node]) -> bool:
+    """Return whether a value is another less a statistic of its own, or by one, that differs within groups of it.
+
+    Args:
+        node: the value.
+        statistics: reductions and what is computed from them alone.
+    """
+    is_left = packet(node) in (aten.sub, aten.div) and node.args[1] in statistics
+    if not is_left or not _differs_within_groups(node.args[1], node.args[0]):  # pyright: ignore[reportArgumentType]
+        return False
+    reduced = _own_reductions(node, statistics)
+    return bool(reduced) and (packet(node) is aten.div or not all(packet(n) in _EXTREMES for n in reduced))
+
+
+def is_below_largest(node: fx.Node, statistics: Collection[fx.Node]) -> bool:
+    """Return whether a value is another less the largest, or the least, of its own elements."""
+    reduced = _own_reductions(node, statistics) if packet(node) is aten.sub and node.args[1] in statistics else []
+    return bool(reduced) and all(packet(n) in _EXTREMES for n in reduced)
+
+
+def _own_reductions(node: fx.Node, statistics: Collection[fx.Node]) -> list[fx.Node]:
+    """Return the reductions behind a second argument that are of what the first one is computed from."""
+    value, statistic = node.args[:2]
+    if not isinstance(value, fx.Node) or not isinstance(statistic, fx.Node):
+        return []
+    own = operands_of(value) - {*statistics}
+    reduced = _reductions_behind(statistic, statistics)
+    return [n for n in reduced if n.all_input_nodes and own & operands_of(n.all_input_nodes[0])]
+
+
+def _reductions_behind(node: fx.Node, statistics: Collection[fx.Node]) -> list[fx.Node]:
+    found, left = [], [node]
+    while left:
+        made = operator_of(left.pop())
+        inner = [i for i in made.all_input_nodes if i in statistics and (is_pointwise(made) or is_view(made))]
+        left += inner
+        found += [] if inner else [made]
+    return found
+
+
+def _differs_within_groups(statistic: fx.Node, value: Any) -> bool:
+    """Return whether a statistic of several elements is another for some elements of a group of `value`."""
+    x, s = tensor_of(value) if isinstance(value, fx.Node) else None, tensor_of(statistic)
+    if x is None or s is None or hint(s.numel()) == hint(x.numel()):
+        return False
+    size = 1
+    for dimension in reversed(memory_order(x) or range(x.dim())):
+        place = dimension - x.dim()
+        if -place <= s.dim() and hint(s.shape[place]) != 1:
+            return True
+        size *= hint(x.shape[dimension])
+        if size >= LEAST_ROW:  # as `codes.groups_of` has it
+            break
+    return False
+
+
+def unite(graph: fx.Graph) -> bool:
+    """Let differences that follow in a joint graph read a statistic in the shape in which an earlier one reads it.
+
+    A batch normalization takes (1, C, 1, 1) from its input in the forward pass, and in the backward pass the same by
+    way of (C,). As two values each would be saved. Returns whether anything changed.
+    """
+    known: dict[tuple[fx.Node, object], fx.Node] = {}
+    changed = False
+    for node in graph.nodes:
+        if packet(node) is not aten.sub or not isinstance(node.args[1], fx.Node):
+            continue
+        statistic = origin = node.args[1]
+        while packet(origin) in _RESHAPING:
+            origin = origin.all_input_nodes[0]
+        same = known.setdefault((origin, shape_of(statistic)), statistic)
+        if same is not statistic:
+            node.update_arg(1, same)
+            changed = True
+    return changed
