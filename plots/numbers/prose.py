@@ -19,6 +19,7 @@ _RIVAL = "compile, checkpointing"
 # Cases of README's first table, in its order: a task and a way.
 _CASES = (
     ("lora", "L2, gated parts"),
+    ("lora", "compile, fewbit"),
     ("llama", "compile, fewbit"),
     ("llama", "plan, same peak"),
     ("cnn", "L2"),
