@@ -7,7 +7,9 @@ head's gradient would be added 32 times. Liger scales gradients where they lie, 
 twice (`retain_graph=True`) with another gradient than 1 has wrong ones the second time, as all of Liger's losses.
 """
 
+from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,10 +37,9 @@ def loss_by_liger(
     frozen = hidden.requires_grad and not any(t.requires_grad for t in tensors[1:])
     if not (plain and frozen and hidden.dtype in _DTYPES and _serves(hidden)):
         return None
-    from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
-
+    function: Any = import_module("liger_kernel.ops.fused_linear_cross_entropy").LigerFusedLinearCrossEntropyFunction
     with saved_tensors_hooks(lambda x: x, lambda x: x):  # what it saves are gradients, no activations to round
-        found = LigerFusedLinearCrossEntropyFunction.apply(
+        found = function.apply(
             hidden.reshape(-1, hidden.shape[-1]),
             weight,
             labels.reshape(-1),
