@@ -7,6 +7,7 @@ preparation.state(), load(state)       in a checkpoint
 preparation.finish(model)              after its last step: no hook is left
 """
 
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import wraps
@@ -47,6 +48,7 @@ class Preparation:
         limits: memory, error, time, as for `fewbit.plan`, if the model is to be planned for.
         refresh: steps after which a plan is made again; None keeps the first.
         report, fitted: what was done.
+        unmeasured: why nothing was measured though it was asked for; empty if it was measured.
 
     Raises:
         FewbitError: there is neither a method nor a limit, or both, or an option is not known.
@@ -57,6 +59,7 @@ class Preparation:
     refresh: int | None = None
     report: Report | None = None
     fitted: Fitted | None = None
+    unmeasured: str = ""
 
     def __post_init__(self) -> None:
         self.limits = {name: value for name, value in self.limits.items() if value is not None}
@@ -153,7 +156,15 @@ class Preparation:
         exact = exact_twin(model) if measured is not None and self.method else None  # before what `begin` puts around
         self.begin(model, batch, loss, optimizer, plan)
         learned = saved or self.state(model)
-        found = None if measured is None else kept(model, measured, loss, optimizer)
+        found = None
+        try:
+            found = None if measured is None else kept(model, measured, loss, optimizer)
+        except Exception as error:  # the batch may be none that the model takes; only a line of the log depends on it
+            if self.method is None:
+                raise
+            is_ours = isinstance(error, FewbitError)
+            why = "the model returns no loss: give loss=" if is_ours else f"the model does not take the batch: {error}"
+            self.unmeasured = textwrap.shorten(f"not measured, for {why}", 80, placeholder=" …")
         if found is not None and self.fitted is not None:
             found = replace(found, beside=Beside.of_plan(self.fitted.plan, found.saved))
         elif found is not None and measured is not None and exact is not None:
@@ -174,7 +185,8 @@ class Preparation:
 
     def announced(self, found: Kept | None) -> str:
         """Return a line on what was done, and what it keeps."""
-        return f"fewbit: {self.text}" + ("" if found is None else f": {found}")
+        outcome = self.unmeasured if found is None else str(found)
+        return f"fewbit: {self.text}" + (outcome and f": {outcome}")
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------
 

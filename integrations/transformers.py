@@ -14,7 +14,9 @@ needs a batch is done when the training begins.
 import base64
 import io
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,9 @@ class FewbitCallback(TrainerCallback):
         method: options of `fewbit.convert`, such as {"level": "L2", "glu": "parts"}; also saved=PerGroup(4), for hooks
             around the forward pass, and checkpoint=8, for `fewbit.checkpoint` with so many bits.
         batch: keywords of the model, to plan for; by default the longest of the first 1,024 samples of the data set.
+            Where TRL has put a head of its own into the model, the batch is handed to that head.
+        loss: of the model's output and the batch, the number that training minimizes, where the model returns none; it
+            is handed no labels then, as by a `Trainer` with `compute_loss_func`.
         refresh: plan again after so many steps.
         measure: whether to measure what a step keeps, and its gradient's error and time beside the exact step's on a
             quarter of the batch, for the line that is printed; it takes about four more steps at the beginning.
@@ -68,6 +73,7 @@ class FewbitCallback(TrainerCallback):
 
     preparation: Preparation
     batch: Mapping[str, Any] | None
+    loss: Callable[[Any, Any], Tensor] | None
     measure: bool
 
     def __init__(
@@ -78,11 +84,12 @@ class FewbitCallback(TrainerCallback):
         error: float | None = None,
         time: float | None = None,
         batch: Mapping[str, Any] | None = None,
+        loss: Callable[[Any, Any], Tensor] | None = None,
         refresh: int | None = None,
         measure: bool = True,
     ) -> None:
         self.preparation = Preparation(method, {"memory": memory, "error": error, "time": time}, refresh)
-        self.batch, self.measure = batch, measure
+        self.batch, self.loss, self.measure = batch, loss, measure
         self.kept: Kept | None = None
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -96,12 +103,18 @@ class FewbitCallback(TrainerCallback):
         model: nn.Module = kwargs["model"]
         saved = self._saved(args, state)
         batch = self._batch(args, model, kwargs.get("train_dataloader"))
+        loss = None
+        if batch is not None and self.loss is not None:
+            loss = partial(_loss_of, self.loss, batch)
+            batch = {name: value for name, value in batch.items() if name != "labels"}
         optimizer = getattr(kwargs.get("optimizer"), "optimizer", kwargs.get("optimizer"))  # accelerate wraps it
+        if state.is_world_process_zero and self.preparation.method is None and "plan" not in saved:
+            print(f"fewbit: measuring steps, to {self.preparation.text}", flush=True)  # 10 s of a small model
         was_training = model.training
         model.train()
         try:
             self.kept = self.preparation.start(
-                model, batch, saved, optimizer=optimizer or "adamw", measure=self.measure
+                model, batch, saved, loss, optimizer=optimizer or "adamw", measure=self.measure
             )
         finally:
             model.train(was_training)
@@ -172,13 +185,35 @@ class FewbitCallback(TrainerCallback):
         if not isinstance(found, Mapping):
             return None
         device = next(model.parameters()).device
-        return tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, dict(found))
+        on_device = tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, dict(found))
+        return on_device if self.loss is not None else _for_head_of_trl(model, on_device)
 
 
 def _length(sample: Any) -> int:
     """Return the number of tokens, or of elements, of a sample."""
     values = sample.values() if isinstance(sample, Mapping) else [sample]
     return max((x.numel() if isinstance(x, Tensor) else len(x) for x in values if hasattr(x, "__len__")), default=0)
+
+
+def _loss_of(loss: Callable[[Any, Any], Tensor], batch: Any, output: Any) -> Tensor:
+    return loss(output, batch)
+
+
+def _for_head_of_trl(model: nn.Module, batch: dict[str, Any]) -> dict[str, Any]:
+    """Return a batch as TRL's trainers hand it to the head that they put into a model; any other batch as it is.
+
+    Without its keyword the head is the model's own forward pass, which makes logits and saves other tensors than the
+    training does; and that is a closure, which in a copy of the model computes by the original's weights. Of DPO, whose
+    batch has a mask of completions instead of labels, this is the likelihood of the completions, which saves the same.
+    """
+    forwards = [vars(module).get("forward") for module in model.modules()]
+    if not any("fused_lm_head" in signature(f, follow_wrapped=False).parameters for f in forwards if callable(f)):
+        return batch
+    completed = batch.get("completion_mask")
+    if "labels" not in batch and isinstance(completed, Tensor):
+        batch = {name: x for name, x in batch.items() if name != "completion_mask" and not name.startswith("ref_")}
+        batch["labels"] = batch["input_ids"].masked_fill(completed == 0, -100)
+    return {**batch, "fused_lm_head": True} if "labels" in batch else batch
 
 
 def _states(state: TrainerState) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from fewbit import memory
 from fewbit.runtime.memory.peak import StorageTracker
 from fewbit.tables import FewbitError
 from torch import Tensor
+from torch.nn import functional as F
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 pytest.importorskip("accelerate")
@@ -115,8 +116,50 @@ def test_the_line_has_the_exact_bytes_the_error_and_the_time(name: str, tmp_path
     assert exact.beside is None and beside.exact == pytest.approx(exact.saved, rel=0.05)
     assert 0 < beside.error < 0.3 and beside.time > 0
     source = "predicted" if name == "a plan" else "1/4 samples"
-    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("fewbit: "))
+    line = [line for line in capsys.readouterr().out.splitlines() if line.startswith("fewbit: ")][-1]
     assert line.endswith(f" ({source})") and f"error {beside.error:.2g}" in line and len(line) <= 100
+
+
+class WithoutLoss(torch.nn.Module):
+    """A model of a user's own, whose loss is the trainer's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = llama()
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.inner(input_ids).logits
+
+
+def by_next_token(logits: Tensor, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+
+
+class OfOneTensor(transformers.Trainer):
+    """Hands `compute_loss_func` a model's output, which is the logits, and saves no model."""
+
+    def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Tensor:
+        return by_next_token(model(inputs["input_ids"]), inputs["labels"])
+
+
+def test_a_model_without_a_loss_is_planned_for_with_the_trainers(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(transformers, "Trainer", OfOneTensor)
+    keywords = {"loss": lambda output, batch: by_next_token(output, batch["labels"])}
+    callback = FewbitCallback(error=0.05, **keywords)
+    train(tmp_path / "plan", callback, WithoutLoss(), steps=1, remove_unused_columns=False)
+    assert callback.kept is not None and callback.kept.beside is not None
+    train(tmp_path / "L2", FewbitCallback(method={"level": "L2"}), WithoutLoss(), steps=1, remove_unused_columns=False)
+    line = capsys.readouterr().out.splitlines()[-3:]
+    assert any(text.startswith("fewbit: level L2: not measured, for ") and len(text) <= 100 for text in line)
+    with pytest.raises(FewbitError, match="give loss="):
+        batch = {"input_ids": collate(DATA[:4])["input_ids"]}
+        train(
+            tmp_path / "none",
+            FewbitCallback(error=0.05, batch=batch),
+            WithoutLoss(),
+            steps=1,
+            remove_unused_columns=False,
+        )
 
 
 @pytest.mark.deep

@@ -3,6 +3,7 @@
 import argparse
 import inspect
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,31 @@ def test_a_plan_takes_the_place_of_its_checkpointing(adapters: bool, tokenizer: 
     assert trainer.args.gradient_checkpointing  # TRL's default
     assert callback.preparation.fitted is not None
     assert any(choice.bits for choice in callback.preparation.fitted.plan.choices)
+
+
+def test_what_is_planned_and_measured_is_what_its_own_head_saves(tokenizer: Any, tmp_path: Path, capsys: Any) -> None:
+    """Its loss is a function of its own behind a keyword; by the model's loss a plan met tensors that it did not know,
+    and the copy that trains exactly had no gradient."""
+    callback = FewbitCallback(**PARTS)
+    train(tmp_path / "parts", tokenizer, callback, adapters=True)
+    assert callback.kept is not None and callback.kept.beside is not None and 0 < callback.kept.beside.error < 0.3
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="fewbit")
+        train(tmp_path / "plan", tokenizer, FewbitCallback(error=0.05), adapters=True)
+    assert "fewbit: measuring steps, to plan for error 0.05\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("options", [PARTS, {"error": 0.05}], ids=["parts", "a plan"])
+def test_dpo_whose_batch_has_no_labels(options: Any, tokenizer: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    def dpo(model: Any, arguments: Any, train_dataset: Any, **keywords: Any) -> Any:
+        pairs = {"prompt": TEXTS[:8], "chosen": TEXTS[8:16], "rejected": TEXTS[16:24]}
+        return trl.DPOTrainer(model, args=arguments, train_dataset=Dataset.from_dict(pairs), **keywords)
+
+    monkeypatch.setattr(trl, "SFTConfig", trl.DPOConfig)
+    monkeypatch.setattr(trl, "SFTTrainer", dpo)
+    callback = FewbitCallback(**options)
+    train(tmp_path, tokenizer, callback, adapters=True)
+    assert callback.kept is not None and callback.kept.beside is not None and callback.kept.beside.error > 0
 
 
 def test_hooks_run_around_its_checkpointing(tokenizer: Any, tmp_path: Path) -> None:
