@@ -59,6 +59,8 @@ def command(
 
     Example: fewbit demo --bits 1,2,3,4 --output demo-output
     """
+    from ..plots import compact_json
+
     refuse_with_input(context, "trained", "steps", "seed", "bits")
     settings = Settings(steps=steps, seed=seed)
     trained = _read(source) if source else None
@@ -70,7 +72,9 @@ def command(
     context.invoke(solve, activation="gelu", bits=3, output=output / "gelu.json")
     context.invoke(approximation, activations=("gelu",), bits=bits, output=output / "gelu.png")
     training = _train(bits, settings)
-    _write(training, output)
+    _draw(training, output / "training.png")
+    compact_json.write(output / "training.json", training.to_dict())
+    click.echo(f"wrote {output / 'training.json'}", err=True)
     click.echo("\n" + "\n".join(_lines(training)))
 
 
@@ -94,14 +98,6 @@ def _read(source: Path) -> "Training":
         return Training.from_dict(json.loads(source.read_text()))
     except (OSError, KeyError, TypeError, ValueError):
         raise FewbitError(f"{source}: not what `fewbit demo` writes") from None
-
-
-def _write(training: "Training", folder: Path) -> None:
-    from ..plots import compact_json
-
-    _draw(training, folder / "training.png")
-    compact_json.write(folder / "training.json", training.to_dict())
-    click.echo(f"wrote {folder / 'training.json'}", err=True)
 
 
 def _draw(training: "Training", path: Path) -> None:

@@ -24,7 +24,16 @@ def table_text(
         uniform: of kind ``stochastic``, the error of as many levels at equal distances.
         covers: of kind ``stochastic``, the interval of x on which it is without bias.
     """
-    return "\n".join([*_heading(table, seconds, uniform, covers), "", *_rows(table)])
+    # Intervals are open on the left and closed on the right; the last one is unbounded.
+    ends = ["-inf", *_numbers(table.boundaries), "inf"]
+    levels = _numbers(table.levels)
+    at_random = table.kind == "stochastic"
+    head = ("", "above", "up to", "code", *(("level", "or level") if at_random else ("level",)))
+    body = [
+        ("", low, high, str(code), *levels[code : code + (2 if at_random else 1)])
+        for low, high, code in zip(ends, ends[1:], table.codes.tolist(), strict=False)
+    ]
+    return "\n".join([*_heading(table, seconds, uniform, covers), "", *columns([head, *body], left=1)])
 
 
 def list_text(tables: Sequence[Table]) -> str:
@@ -61,19 +70,6 @@ def _heading(
     if seconds is not None:
         lines.append(f"time         {seconds:.3g} s")
     return lines
-
-
-def _rows(table: Table) -> list[str]:
-    # Intervals are open on the left and closed on the right; the last one is unbounded.
-    ends = ["-inf", *_numbers(table.boundaries), "inf"]
-    levels = _numbers(table.levels)
-    at_random = table.kind == "stochastic"
-    head = ("", "above", "up to", "code", *(("level", "or level") if at_random else ("level",)))
-    body = [
-        ("", low, high, str(code), *levels[code : code + (2 if at_random else 1)])
-        for low, high, code in zip(ends, ends[1:], table.codes.tolist(), strict=False)
-    ]
-    return list(columns([head, *body], left=1))
 
 
 def _numbers(values: NDArray[np.float64]) -> list[str]:

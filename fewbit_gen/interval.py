@@ -25,23 +25,6 @@ def _cost(w: float, fw: float, f2: float) -> float:
     return cost if cost > 0.0 else 0.0
 
 
-def _layers(prefix: NDArray[np.float64], K: int) -> NDArray[np.float64]:
-    """Return DP, (K, n + 1): row k − 1 holds the least cost of cells 0 … i − 1 with k levels.
-
-    Raises:
-        OutOfTime: the time limit is reached.
-    """
-    n = prefix.shape[1] - 1
-    best = np.zeros((K, n + 1))
-    uncharged(_first_layer, prefix, best[0])
-    for k in range(1, K):
-        i, guess = 1, 0
-        while i <= n:
-            check()
-            i, guess = uncharged(_layer_from, prefix, best[k - 1], best[k], i, guess, _GRAIN)
-    return best
-
-
 @njit(cache=True, nogil=True, error_model="numpy", fastmath=_FINITE)
 def _first_layer(prefix: NDArray[np.float64], first: NDArray[np.float64]) -> None:
     for i in range(1, first.size):
@@ -136,5 +119,12 @@ def solve_interval(moments: Moments, K: int) -> NDArray[np.float64]:
     Raises:
         OutOfTime: the time limit is reached.
     """
-    best = _layers(moments.prefix, K)
+    n = moments.prefix.shape[1] - 1
+    best = np.zeros((K, n + 1))
+    uncharged(_first_layer, moments.prefix, best[0])
+    for k in range(1, K):
+        i, guess = 1, 0
+        while i <= n:
+            check()
+            i, guess = uncharged(_layer_from, moments.prefix, best[k - 1], best[k], i, guess, _GRAIN)
     return moments.edges[uncharged(_backtrack, moments.prefix, best)]

@@ -39,9 +39,18 @@ def prefix(per_cell: Vector) -> Vector:
 def best_cuts(sums: Vector, K: int) -> NDArray[np.int64]:
     """Return, (K + 1,), where the best K segments begin, and the end of the last; K is at most the number of cells."""
     trial = trial_of(sums, K)
-    if trial is None or trial.path.size != K + 1:
-        return _cuts_by_layers(sums, K)
-    return trial.path
+    if trial is not None and trial.path.size == K + 1:
+        return trial.path
+    n = sums.shape[1] - 1
+    previous, start = np.zeros(n + 1), np.zeros((K, n + 1), np.int32)  # where the last segment of each prefix begins
+    for k in range(K):
+        check()
+        previous = uncharged(_next_layer, sums, previous, start[k], k == 0)
+    cuts = np.zeros(K + 1, np.int64)
+    cuts[K] = n
+    for k in range(K - 1, 0, -1):
+        cuts[k] = start[k, cuts[k + 1]]
+    return cuts
 
 
 def trial_of(sums: Vector, K: int) -> Trial | None:
@@ -134,20 +143,6 @@ def _least_sums(sums: Vector, penalty: float) -> tuple[Vector, NDArray[np.int64]
             tail += 1
             queue[tail], since[tail] = i, high
     return best, origin
-
-
-def _cuts_by_layers(sums: Vector, K: int) -> NDArray[np.int64]:
-    """Return, (K + 1,), where the best K segments begin, and the end of the last."""
-    n = sums.shape[1] - 1
-    previous, start = np.zeros(n + 1), np.zeros((K, n + 1), np.int32)  # where the last segment of each prefix begins
-    for k in range(K):
-        check()
-        previous = uncharged(_next_layer, sums, previous, start[k], k == 0)
-    cuts = np.zeros(K + 1, np.int64)
-    cuts[K] = n
-    for k in range(K - 1, 0, -1):
-        cuts[k] = start[k, cuts[k + 1]]
-    return cuts
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

@@ -95,19 +95,13 @@ def _evaluate(moments: Moments, boundaries: Vector, codes: Codes) -> _State:
     return _State(boundaries, levels, np.asarray(w, float), float(errors.sum()))
 
 
-def _sides(moments: Moments, boundaries: Vector) -> tuple[Vector, Vector]:
-    """Return g just left and just right of every boundary; they differ where f' jumps."""
-    g = moments.centred(np.stack([boundaries, np.nextafter(boundaries, np.inf)]))
-    kinks = np.asarray(moments.activation.kinks)
-    at_kink = np.isin(boundaries, kinks)
-    return g[0], np.where(at_kink, g[1], g[0])
-
-
 def _residual(moments: Moments, state: _State, codes: Codes) -> tuple[Vector, NDArray[np.bool_]]:
     """Return f'(s_i) − (y_left + y_right)/2 and which boundaries are free: not fixed by a jump across it."""
     y = state.levels[codes]
     middle = 0.5 * (y[1:] + y[:-1])
-    before, after = _sides(moments, state.boundaries)
+    g = moments.centred(np.stack([state.boundaries, np.nextafter(state.boundaries, np.inf)]))
+    at_kink = np.isin(state.boundaries, np.asarray(moments.activation.kinks))
+    before, after = g[0], np.where(at_kink, g[1], g[0])  # they differ where f' jumps
     held = (before != after) & ((before - middle) * (after - middle) <= 0)
     # Beside a jump that does not fix it, a boundary uses the side towards which the error decreases.
     side = np.where(np.abs(before - middle) < np.abs(after - middle), before, after)
@@ -133,7 +127,10 @@ def _newton(moments: Moments, state: _State, codes: Codes, residual: Vector, fre
         return None
 
     def better(target: Vector) -> _State | None:
-        if not _allowed(moments, s, target):
+        low, high = moments.edges[[0, -1]]
+        fence = np.concatenate([[low], target, [high]])
+        ordered = bool((fence[1:] > fence[:-1]).all())  # false if one is NaN
+        if not ordered or any(((s - k) * (target - k) < 0).any() for k in moments.activation.kinks):
             return None
         after = _evaluate(moments, target, codes)
         return after if _improves(moments, after, residual, free, state, codes) else None
@@ -169,14 +166,6 @@ def _newton_step(
         return np.asarray(splu(system).solve(np.append(residual, np.zeros(K)))[:m], np.float64)
     except (np.linalg.LinAlgError, RuntimeError):  # singular: NumPy's exception, and SciPy's
         return None
-
-
-def _allowed(moments: Moments, s: Vector, target: Vector) -> bool:
-    """Return whether boundaries may move from `s` to `target`: in order, within the domain, across no kink."""
-    low, high = moments.edges[[0, -1]]
-    fence = np.concatenate([[low], target, [high]])
-    ordered = bool((fence[1:] > fence[:-1]).all())  # false if one is NaN
-    return ordered and not any(((s - k) * (target - k) < 0).any() for k in moments.activation.kinks)
 
 
 def _improves(

@@ -113,15 +113,6 @@ def _ranges(values: Vector, bounds: Indices, reduce: np.ufunc) -> Vector:
     return np.asarray(reduced, dtype=np.float64)
 
 
-def _cut(mesh: Mesh, parts: Indices) -> Mesh:
-    """Split every cell into `parts` equal ones."""
-    cell, nth = repeated(parts)
-    left, right = mesh.edges[cell], mesh.edges[cell + 1]
-    edges = np.append(left + (right - left) * (nth / parts[cell]), mesh.edges[-1:])
-    keep = np.append(True, edges[1:] > edges[:-1])  # drops duplicates where there are too few doubles between edges
-    return Mesh(edges[keep], _merged(mesh.open[cell], keep))
-
-
 def _merged(opened: Mask, keep: Mask) -> Mask:
     """Return the open flags after removing the edges not in `keep`: a merged cell is open if one of its parts is."""
     return np.logical_or.reduceat(opened, np.flatnonzero(keep[:-1]))
@@ -139,7 +130,11 @@ def cut_to_loss(problem: Problem, mesh: Mesh, allowed: float) -> tuple[Mesh, Vec
         parts = np.where(splittable, 2 ** np.clip(halvings, 0, 6).astype(np.int64), 1)
         if (parts == 1).all() or parts.sum() > MAX_CELLS:
             return mesh, places
-        mesh = _cut(mesh, parts)
+        cell, nth = repeated(parts)
+        left, right = mesh.edges[cell], mesh.edges[cell + 1]
+        edges = np.append(left + (right - left) * (nth / parts[cell]), mesh.edges[-1:])
+        keep = np.append(True, edges[1:] > edges[:-1])  # drops duplicates where there are too few doubles between edges
+        mesh = Mesh(edges[keep], _merged(mesh.open[cell], keep))
 
 
 def narrowed(mesh: Mesh, alive: Mask) -> tuple[Mesh, Indices]:

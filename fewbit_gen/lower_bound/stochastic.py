@@ -64,7 +64,8 @@ class _Line:
     def of(cls, moments: Moments, low: Vector, high: Vector) -> "_Line":
         place = 0.5 * (low + high)
         points, at = np.unique(np.concatenate([low, high, place]), return_inverse=True)
-        sums = _up_to(moments, points)[:, at]
+        *_, cells = sums_by_value(moments, points, near(moments))
+        sums = prefix(cells)[:, 1:-1][:, at]  # over all x with f'(x) up to each of the points
         return cls(low, high, place, *np.split(sums, 3, axis=1))
 
     def problem(self, allowance: Vector) -> Vector:
@@ -116,12 +117,6 @@ def stochastic_bound(moments: Moments, table: Table, K: int, tolerance: float) -
                 break
             low, high = _with_ends(*_divided(low[alive], high[alive], parts), ends)
     return bound, None
-
-
-def _up_to(moments: Moments, points: Vector) -> Vector:
-    """Return (3, n) the integrals of w, gw and g²w over all x with f'(x) up to each of increasing points."""
-    *_, cells = sums_by_value(moments, points, near(moments))
-    return prefix(cells)[:, 1:-1]
 
 
 def _with_ends(low: Vector, high: Vector, ends: Vector) -> tuple[Vector, Vector]:

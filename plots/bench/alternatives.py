@@ -298,7 +298,10 @@ def _measured(task: str, ways: Sequence[str], rounds: int, device: str) -> list[
         except (FewbitError, RuntimeError) as error:  # such as a graph that a compiler refuses
             wrong[name] = f"{type(error).__name__}: {error}".partition("\n")[0]
     exact = trainings[EXACT].gradient(0)
-    errors = {name: fmean(_error(t.gradient(1 + i), exact) for i in range(DRAWS)) for name, t in trainings.items()}
+    errors = {
+        name: fmean(float((t.gradient(1 + i) - exact).norm() / exact.norm()) for i in range(DRAWS))
+        for name, t in trainings.items()
+    }
     runs = {name: training.step for name, training in trainings.items()}
     times = take_turns(runs, rounds, clock=clock_of(device), warm_up=1)
     return [
@@ -307,10 +310,6 @@ def _measured(task: str, ways: Sequence[str], rounds: int, device: str) -> list[
         else Row(task, name, *memory[name], times.ratio(name, to=EXACT), errors[name])
         for name in ways
     ]
-
-
-def _error(gradient: Tensor, exact: Tensor) -> float:
-    return float((gradient - exact).norm() / exact.norm())
 
 
 def _plan_for(peak: int, model: nn.Module, batch: Batch, compiled: bool) -> Way:

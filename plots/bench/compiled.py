@@ -250,7 +250,14 @@ def _table(rows: Sequence[Row]) -> Iterator[str]:
     head += ("met",)
     body = []
     for row in rows:
-        cells = [*_cells(row)]
+        bars = row.bars
+        error = None if row.variant == EAGER else row.error
+        cells = [
+            *(row.variant, f"{row.kept / 1e6:.2f}", _text(row.kept_ratio, 3), _text(bars.get("kept_ratio"), 3)),
+            *(f"{row.ms:.1f}", _text(row.ratio, 3), _text(bars.get("ratio"), 2)),
+            *(_text(error, 4), _text(bars.get("error"), 2)),
+            *(_text(row.compile_seconds, 1), _text(row.compile_ratio, 2), _text(bars.get("compile_ratio"), 2)),
+        ]
         if cached:
             bar = None if row.cached_seconds is None else row.bars.get("cached_ratio")
             cells += [_text(row.cached_seconds, 1), _text(row.cached_ratio, 2), _text(bar, 2)]
@@ -260,17 +267,6 @@ def _table(rows: Sequence[Row]) -> Iterator[str]:
             cells += [*("" if size is None else f"{size / 2**20:.0f}" for size in sizes), _text(peak.seconds, 2)]
         body.append([*cells, MET[row.met]])
     yield from columns([head, *body], left=1)
-
-
-def _cells(row: Row) -> tuple[str, ...]:
-    bars = row.bars
-    error = None if row.variant == EAGER else row.error
-    return (
-        *(row.variant, f"{row.kept / 1e6:.2f}", _text(row.kept_ratio, 3), _text(bars.get("kept_ratio"), 3)),
-        *(f"{row.ms:.1f}", _text(row.ratio, 3), _text(bars.get("ratio"), 2)),
-        *(_text(error, 4), _text(bars.get("error"), 2)),
-        *(_text(row.compile_seconds, 1), _text(row.compile_ratio, 2), _text(bars.get("compile_ratio"), 2)),
-    )
 
 
 def _text(value: float | None, digits: int) -> str:

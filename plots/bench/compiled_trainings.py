@@ -110,7 +110,10 @@ class Training:
         self.options = {**FEWBIT, **case.options}.get(variant)  # of the backend fewbit; None without it
         self.own = copy.deepcopy(model)
         if variant == CHECKPOINT:
-            _checkpoint(self.own.network.model)
+            of_blocks: Any = self.own.network.model
+            # From transformers 5.x on the method has another name.
+            enable = getattr(of_blocks, "activation_checkpointing_enable", None)
+            (enable or of_blocks.gradient_checkpointing_enable)({"use_reentrant": False})
         if variant == LEVEL:
             convert(self.own, level="L2", glu="parts" if case.model == "Llama" else None)
         self.model: Model = self._compiled() if compiles(variant, case) else self.own
@@ -161,9 +164,3 @@ class Training:
             holder.register_buffer(f"buffer{number}", tensor)
         with self._hooks():  # around the profile, which counts what the hooks return
             return profile_call(holder, lambda: self._forward(tokens)).total
-
-
-def _checkpoint(model: Any) -> None:
-    """Let a model of `transformers` checkpoint each block; from 5.x on the method has another name."""
-    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-    enable({"use_reentrant": False})

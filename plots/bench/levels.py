@@ -241,18 +241,14 @@ def _with_largest_batch(row: Row, training: Training, case: Case) -> Row:
             if hasattr(os, "sysconf") and swapped > os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2:
                 raise RuntimeError(f"no room in host memory for {swapped / 2**30:.1f} GiB of swapped tensors")
             training.step(training.images(batch, case.size))
-            _wait(case.device)
+            if case.device == "cuda":
+                torch.cuda.synchronize()
         except RuntimeError as error:  # out of memory, or a size that a library does not accept
             failures.append(str(error).partition("\n")[0])
             raise
 
     largest = largest_batch_by_trial(step, RuntimeError, training.forget, TOLERANCE)
     return replace(row, largest_batch=largest, batch_times=1.0, stopped_by=failures[-1])
-
-
-def _wait(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
 
 
 def _free(device: str) -> None:

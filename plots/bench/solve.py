@@ -144,12 +144,8 @@ def command(rounds: int, with_build: bool) -> Report:
         "measurements": [measurement.to_dict() for measurement in measurements],
     }
     heading = f"numpy {values['numpy']}, numba {values['numba']}, {counted(cores(), 'core')}"
-    return Report(values, [heading, *_lines(measurements)])
-
-
-def _lines(measurements: Sequence[Measurement]) -> list[str]:
     head = ("what", "kind", "by", "n", "K", "ms", "error", "peak MiB", "bar", "met")
-    return list(columns([head, *map(_row, measurements)], left=3))
+    return Report(values, [heading, *columns([head, *map(_row, measurements)], left=3)])
 
 
 def _row(m: Measurement) -> tuple[str, ...]:

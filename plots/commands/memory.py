@@ -34,20 +34,16 @@ def memory(
     """
 
     def run(_: Save) -> Numbers:
-        return _measured(tokens, hidden, intermediate, dtype, compiled)
+        import torch
+
+        from ..bench.glu import Case, measure, report_of
+
+        case = Case(tokens, hidden, intermediate, getattr(torch, dtype))
+        return report_of(case, measure(case, 0, compiled))
 
     run_study(
         "memory", source, output, run, lambda _: [], _figure, writers="`fewbit bench glu` or `fewbit plot memory`"
     )
-
-
-def _measured(tokens: int, hidden: int, intermediate: int, dtype: str, compiled: bool) -> Numbers:
-    import torch
-
-    from ..bench.glu import Case, measure, report_of
-
-    case = Case(tokens, hidden, intermediate, getattr(torch, dtype))
-    return report_of(case, measure(case, 0, compiled))
 
 
 def _figure(report: Numbers) -> "Figure":

@@ -56,20 +56,16 @@ def variance(context: click.Context, bits: int, draws: int, steps: int, source: 
     refuse_with_input(context, "measured", "bits", "draws", "steps")
 
     def run(_: Save) -> Numbers:
-        return _measure(bits, draws, steps)
+        import torch
+
+        from ..studies.variance import VarianceSettings, measure, passes
+
+        settings = VarianceSettings(bits=bits, draws=draws, steps=steps)
+        torch.manual_seed(settings.seed)
+        with steps_bar(passes(settings), "measuring") as after_pass:
+            return measure(settings, after_pass).to_dict()
 
     run_study("variance", source, output, run, _lines, plot_variance, read=_variances, packages=("scikit-learn",))
-
-
-def _measure(bits: int, draws: int, steps: int) -> Numbers:
-    import torch
-
-    from ..studies.variance import VarianceSettings, measure, passes
-
-    settings = VarianceSettings(bits=bits, draws=draws, steps=steps)
-    torch.manual_seed(settings.seed)
-    with steps_bar(passes(settings), "measuring") as after_pass:
-        return measure(settings, after_pass).to_dict()
 
 
 def _variances(numbers: Numbers, _: str) -> "Variances":
@@ -80,27 +76,19 @@ def _variances(numbers: Numbers, _: str) -> "Variances":
 
 
 def _lines(data: "Variances") -> list[str]:
-    return [*_layer_lines(data), "", *_curve_lines(data)]
-
-
-def _layer_lines(data: "Variances") -> list[str]:
     head = ("layer", "own context", "later ones", "their sum", "measured", "minibatch", "caused", "by sensitivity")
     body = []
     for i, layer in enumerate(data.layers):
         row, caused = data.terms[i], sum(line[i] for line in data.terms)
         numbers = (row[i], sum(row) - row[i], sum(row), data.empirical[i], data.sampling[i], caused, data.formula[i])
         body.append((layer, *(f"{number:.2e}" for number in numbers)))
-    return list(columns([head, *body], left=1))
-
-
-def _curve_lines(data: "Variances") -> list[str]:
     bits = sorted({row[0] for rows in data.curves.values() for row in rows})
-    head = ("variance / squared norm", *(f"{b:g} bits" for b in bits))
-    body = []
+    head_of_curves = ("variance / squared norm", *(f"{b:g} bits" for b in bits))
+    curves = []
     for method, rows in data.curves.items():
         found = {row[0]: row[1] / data.squared_norm for row in rows}
-        body.append((method, *(f"{found[b]:.2e}" if b in found else "" for b in bits)))
-    return list(columns([head, *body], left=1))
+        curves.append((method, *(f"{found[b]:.2e}" if b in found else "" for b in bits)))
+    return [*columns([head, *body], left=1), "", *columns([head_of_curves, *curves], left=1)]
 
 
 COMMANDS = (variance,)

@@ -45,24 +45,19 @@ class Step:
 def plot_counts(levels: Sequence[Level], steps: Sequence[Step]) -> Figure:
     """Return a figure of two panels."""
     figure = Figure(figsize=(11.4, 4.4), layout="constrained", facecolor="white")
-    entitle(figure, _message(levels, steps))
-    left, right = figure.subplots(1, 2, width_ratios=(1, 1.3))
-    _draw_levels(left, levels)
-    if steps:
-        _draw_steps(right, steps)
-        figure.legend(loc="outside lower right", ncols=4, frameon=False, fontsize=8.5)
-    return figure
-
-
-def _message(levels: Sequence[Level], steps: Sequence[Step]) -> str:
-    """Return how far ActNN's table is off, and how much more than V-Quant's a whole step takes."""
     off = [abs(level.counted[b] / printed - 1) for level in levels for b, printed in level.printed.items()]
     more = sorted(step.peak / step.paper for step in steps)
     parts = [
         *([f"ActNN's activations are within {100 * max(off):.0f} % of the paper's"] if off else []),
         *([f"a step under V-Quant peaks at {more[0]:.1f} to {more[-1]:.1f} times its table"] if more else []),
     ]
-    return "; ".join(parts)
+    entitle(figure, "; ".join(parts))
+    left, right = figure.subplots(1, 2, width_ratios=(1, 1.3))
+    _draw_levels(left, levels)
+    if steps:
+        _draw_steps(right, steps)
+        figure.legend(loc="outside lower right", ncols=4, frameon=False, fontsize=8.5)
+    return figure
 
 
 def _draw_levels(axes: Axes, levels: Sequence[Level]) -> None:

@@ -39,7 +39,14 @@ def plot_curves(message: str, rows: Sequence[Curves], steps: Sequence[int]) -> F
     entitle(figure, message)
     for i, (row, (left, right)) in enumerate(zip(rows, figure.subplots(len(rows), 2, squeeze=False), strict=True)):
         _draw_losses(left, row, steps)
-        _draw_gaps(right, row)
+        style_axes(right)
+        right.axhline(0, color=INK, linewidth=0.8)
+        for bits, gaps in row.gaps.items():
+            points = [100 * gap for gap in gaps]
+            right.plot([bits] * len(points), points, "o", color=_COLORS[bits], alpha=0.6, markersize=4)
+            if points:
+                right.plot([bits - 0.2, bits + 0.2], [fmean(points)] * 2, color=_COLORS[bits], linewidth=2.5)
+        right.set_xticks(list(row.gaps))
         if i == 0:
             left.set_title("training loss, mean and range over seeds", fontsize=10, loc="left")
             right.set_title("test accuracy less exact's, in points", fontsize=10, loc="left")
@@ -63,14 +70,3 @@ def _draw_losses(axes: Axes, row: Curves, steps: Sequence[int]) -> None:
     axes.set_ylabel(row.name)
     text = f"at the end, from below: {names} bits"
     axes.text(0.98, 0.95, text, transform=axes.transAxes, ha="right", va="top", size=8)
-
-
-def _draw_gaps(axes: Axes, row: Curves) -> None:
-    style_axes(axes)
-    axes.axhline(0, color=INK, linewidth=0.8)
-    for bits, gaps in row.gaps.items():
-        points = [100 * gap for gap in gaps]
-        axes.plot([bits] * len(points), points, "o", color=_COLORS[bits], alpha=0.6, markersize=4)
-        if points:
-            axes.plot([bits - 0.2, bits + 0.2], [fmean(points)] * 2, color=_COLORS[bits], linewidth=2.5)
-    axes.set_xticks(list(row.gaps))

@@ -32,11 +32,22 @@ class Panel:
 def plot_depth(panels: Sequence[Panel]) -> Figure:
     """Return a figure with a row for each panel."""
     figure = Figure(figsize=(9.4, 0.9 + 2.7 * len(panels)), layout="constrained", facecolor="white")
-    entitle(figure, _message(panels))
+    parts = [
+        f"{panel.images} " + ", ".join(f"{100 * fmean(errors):.1f} % {name}" for name, errors in panel.errors.items())
+        for panel in panels
+    ]
+    entitle(figure, "164 layers, test errors: " + ";\n".join(parts))
     grid = figure.subplots(len(panels), 2, squeeze=False, width_ratios=(1.7, 1))
     for panel, (left, right) in zip(panels, grid, strict=True):
         _draw_losses(left, panel)
-        _draw_errors(right, panel)
+        style_axes(right)
+        for row, (name, errors) in enumerate(panel.errors.items()):
+            points = [100 * error for error in errors]
+            right.plot(points, [row] * len(points), "o", color=COLOURS[name], alpha=0.5, markersize=4)
+            right.plot(fmean(points), row, "|", color=COLOURS[name], markersize=18, markeredgewidth=2)
+        right.set_yticks(range(len(panel.errors)), [*panel.errors])
+        right.set_ylim(len(panel.errors) - 0.5, -0.5)
+        right.set_xlim(left=0)
     grid[-1][0].set_xlabel("step")
     grid[-1][1].set_xlabel("test error by seed, %; stroke: mean")
     return figure
@@ -58,22 +69,3 @@ def _draw_losses(axes: Axes, panel: Panel) -> None:
         axes.plot(steps, [*map(fmean, values)], color=COLOURS[name], linewidth=1.5)
         ends.append((name, fmean(values[-1]), COLOURS[name]))
     label_ends(axes, ends, 0.07)
-
-
-def _draw_errors(axes: Axes, panel: Panel) -> None:
-    style_axes(axes)
-    for row, (name, errors) in enumerate(panel.errors.items()):
-        points = [100 * error for error in errors]
-        axes.plot(points, [row] * len(points), "o", color=COLOURS[name], alpha=0.5, markersize=4)
-        axes.plot(fmean(points), row, "|", color=COLOURS[name], markersize=18, markeredgewidth=2)
-    axes.set_yticks(range(len(panel.errors)), [*panel.errors])
-    axes.set_ylim(len(panel.errors) - 0.5, -0.5)
-    axes.set_xlim(left=0)
-
-
-def _message(panels: Sequence[Panel]) -> str:
-    parts = [
-        f"{panel.images} " + ", ".join(f"{100 * fmean(errors):.1f} % {name}" for name, errors in panel.errors.items())
-        for panel in panels
-    ]
-    return "164 layers, test errors: " + ";\n".join(parts)

@@ -41,7 +41,16 @@ def plot_error(tables: Sequence[Table]) -> Figure:
     inexact = [table for table in tables if table.error > 0]
     bounded = [table for table in inexact if table.lower_bound is not None]
     figure = Figure(figsize=(7.4, 6.2 if bounded else 4.6), layout="constrained", facecolor="white")
-    panels = _panels(figure, 2 if bounded else 1, sorted({t.bits for t in inexact or tables}))
+    count = 2 if bounded else 1
+    bits = sorted({t.bits for t in inexact or tables})
+    grid = figure.subplots(count, 1, squeeze=False, sharex=True, height_ratios=(3.0, 1.3)[:count])
+    panels: list[Axes] = grid[:, 0].tolist()
+    for axes in panels:
+        style_axes(axes)
+    panels[0].set_ylabel(r"error  $\int\,(f'(x) - q(x))^2\,w(x)\,dx$", fontsize=10.5, color=INK)
+    panels[-1].set_xlabel("bits per element", fontsize=10.5, color=INK)
+    panels[-1].set_xticks(bits)
+    panels[-1].set_xlim(bits[0] - 0.35, bits[-1] + 0.35)
     title = ", ".join(dict.fromkeys(f"weight {shortened(t.weight, 60)}" for t in tables))
     panels[0].set_title(title, fontsize=9.5, color=INK)
     note = exact_note(tables)
@@ -98,24 +107,19 @@ def _range(factors: Iterable[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _panels(figure: Figure, count: int, bits: Sequence[int]) -> list[Axes]:
-    grid = figure.subplots(count, 1, squeeze=False, sharex=True, height_ratios=(3.0, 1.3)[:count])
-    panels: list[Axes] = grid[:, 0].tolist()
-    for axes in panels:
-        style_axes(axes)
-    panels[0].set_ylabel(r"error  $\int\,(f'(x) - q(x))^2\,w(x)\,dx$", fontsize=10.5, color=INK)
-    panels[-1].set_xlabel("bits per element", fontsize=10.5, color=INK)
-    panels[-1].set_xticks(bits)
-    panels[-1].set_xlim(bits[0] - 0.35, bits[-1] + 0.35)
-    return panels
-
-
 def _lines(tables: Sequence[Table]) -> Iterator[_Line]:
-    for index, name in enumerate(_worst_first(tables)):
+    """Yield the lines, those of the activations in the order of their right ends, top to bottom."""
+    last: dict[str, tuple[int, float]] = {}
+    for table in tables:
+        last[table.activation] = max(last.get(table.activation, (0, 0.0)), (table.bits, table.error))
+    for index, name in enumerate(sorted(last, key=lambda name: last[name][1], reverse=True)):
+        # Colours repeat after eight and markers shift by one then, so styles are distinct up to 64 activations.
+        marker = MARKERS[(index + index // len(CYCLE)) % len(MARKERS)]
+        look = {"color": CYCLE[index % len(CYCLE)], "marker": marker, "markersize": 5.5, "linewidth": 1.4}
         for kind in KINDS:
             line = sorted((t for t in tables if (t.activation, t.kind) == (name, kind)), key=lambda t: t.bits)
             if line:
-                yield _Line(kind, name, _look(index), line)
+                yield _Line(kind, name, look, line)
 
 
 def _draw_errors(axes: Axes, lines: Sequence[_Line]) -> None:
@@ -177,21 +181,3 @@ def _add_legends(axes: Axes, lines: Sequence[_Line]) -> None:
     # Errors decrease with the bits, so the upper right corner is free for the legend of kinds.
     axes.add_artist(axes.legend(handles=kinds, loc="upper right", **look))
     axes.legend(handles=names, loc="upper left", bbox_to_anchor=(1.0, 1.0), **look)
-
-
-def _worst_first(tables: Sequence[Table]) -> list[str]:
-    """Return the activations ordered by the right ends of their lines, top to bottom."""
-    last: dict[str, tuple[int, float]] = {}
-    for table in tables:
-        last[table.activation] = max(last.get(table.activation, (0, 0.0)), (table.bits, table.error))
-    return sorted(last, key=lambda name: last[name][1], reverse=True)
-
-
-def _look(index: int) -> dict[str, Any]:
-    # Colours repeat after eight and markers shift by one then, so styles are distinct up to 64 activations.
-    return {
-        "color": CYCLE[index % len(CYCLE)],
-        "marker": MARKERS[(index + index // len(CYCLE)) % len(MARKERS)],
-        "markersize": 5.5,
-        "linewidth": 1.4,
-    }

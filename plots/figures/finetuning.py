@@ -49,14 +49,11 @@ def plot_finetuning(ways: list[Way]) -> Figure:
     left.set_xlabel("test accuracy less exact's, in points;\ndot: mean of all tasks and seeds, stroke: of one task")
     right.set_xlabel("bytes kept from forward to backward,\nas a share of exact training's")
     right.set_xlim(0, 1.1)
-    entitle(figure, _message(ways))
-    return figure
-
-
-def _message(ways: list[Way]) -> str:
     lost = sum(way.loses for way in ways)
     least = min(ways, key=lambda way: way.kept)
-    return (
+    entitle(
+        figure,
         f"{lost or 'None'} of {len(ways)} ways lose accuracy beyond chance; "
-        f"{least.name} keeps least, at {100 * least.mean:+.1f} points"
+        f"{least.name} keeps least, at {100 * least.mean:+.1f} points",
     )
+    return figure

@@ -48,7 +48,11 @@ class Approximated:
 def draw_panel(axes: Axes, row: Approximated, table: Table, span: Span) -> None:
     """Draw f', one of its tables and the weight over `span`."""
     style_axes(axes)
-    x = _abscissae(span, np.concatenate([table.boundaries, row.kinks, row.domain]))
+    breaks = np.concatenate([table.boundaries, row.kinks, row.domain])
+    low, high = span
+    inside = breaks[(breaks > low) & (breaks < high)]
+    # Both sides of every break are points, so that jumps are drawn vertically.
+    x = np.unique(np.concatenate([np.linspace(low, high, _POINTS), inside, np.nextafter(inside, np.inf)]))
     derivative = row.derivative(x)
     counts = (row.domain[0] <= x) & (x <= row.domain[1])
     lost = {"color": BLUE, "alpha": 0.22, "linewidth": 0}
@@ -160,10 +164,3 @@ def _weighty(row: Approximated) -> tuple[Span, Span]:
     shares = np.array([_TAIL, 1 - _TAIL, _FAR_TAIL, 1 - _FAR_TAIL])
     a, b, c, d = x[np.searchsorted(mass, shares * mass[-1])].tolist()
     return (a, b), (c, d)
-
-
-def _abscissae(span: Span, breaks: Vector) -> Vector:
-    """Return points over `span` including both sides of every break, so that jumps are drawn vertically."""
-    low, high = span
-    inside = breaks[(breaks > low) & (breaks < high)]
-    return np.unique(np.concatenate([np.linspace(low, high, _POINTS), inside, np.nextafter(inside, np.inf)]))

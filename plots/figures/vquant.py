@@ -138,11 +138,6 @@ def plot_lstm(numbers: dict[str, Any]) -> Figure:
         ax.set_title(f"{own[0]['hidden']} hidden units, % of large values; dashed: float32", fontsize=9.5, color=INK)
         ax.set_xlabel("bits of a weight", fontsize=10, color=INK)
     axes[0].set_ylabel("validation perplexity", fontsize=10, color=INK)
-    entitle(figure, _lstm_message(rows))
-    return figure
-
-
-def _lstm_message(rows: list[dict[str, Any]]) -> str:
     exact = {row["model"]: row["perplexity"] for row in rows if not row["bits"]}
     most: dict[int, float] = {}
     for row in rows:
@@ -150,7 +145,8 @@ def _lstm_message(rows: list[dict[str, Any]]) -> str:
             more = row["perplexity"] / exact[row["model"]] - 1
             most[row["bits"]] = max(most.get(row["bits"], more), more)
     parts = ", ".join(f"{100 * more:.1f} % in {bits} bits" for bits, more in sorted(most.items()))
-    return f"Perplexity above float32's, at most: {parts}"
+    entitle(figure, f"Perplexity above float32's, at most: {parts}")
+    return figure
 
 
 def plot_memory(numbers: dict[str, Any]) -> Figure:

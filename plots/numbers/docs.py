@@ -39,7 +39,7 @@ def _planned(file: File) -> Iterator[str]:
     rows = {model: of(file["rows"], model=model) for model in MODELS}
     budgets = {model: of(own, part="budgets") for model, own in rows.items()}
     least = (min(r["measured_peak"] / r["peak"] for r in budgets[model]) for model in MODELS)
-    yield row("measured peak / predicted, at least", *(without_more(x) for x in least))
+    yield row("measured peak / predicted, at least", *(short(x, 3) for x in least))
     blocks = {model: of(own, part="blocks")[0] for model, own in rows.items()}
     times = (plain(b["checkpointing_s"] / b["exact_s"], 2) for b in blocks.values())
     yield row("checkpointing every block: time of a step", *times)
@@ -62,11 +62,6 @@ def _planned(file: File) -> Iterator[str]:
         "error of the plan at the peak of uniform 3, 4, 6 bits, of theirs",
         *(", ".join(short(uniform[model, f"{bits} bits"], 2) for bits in (3, 4, 6)) for model in MODELS),
     )
-
-
-def without_more(ratio: float) -> str:
-    """Return .997, or 1.000."""
-    return short(ratio, 3)
 
 
 def _planned_compiled(file: File) -> Iterator[str]:

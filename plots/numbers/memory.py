@@ -82,15 +82,15 @@ def _value_aware(file: File) -> Iterator[str]:
 
 def _appendix_b_again(file: File) -> Iterator[str]:
     vgg, densenet = ((r["measured"], r["paper"]) for r in of(file["rows"], table="Few-bit B"))
-    pairs = [f"{plain(ours, 1)} ({plain(paper, 1)})" for m, p in (vgg, densenet) for ours, paper in _both(m, p)]
+    pairs = [
+        f"{plain(ours, 1)} ({plain(paper, 1)})"
+        for measured, printed in (vgg, densenet)
+        for ours, paper in ((measured[key], printed[key]) for key in ("activations", "nonlinear"))
+    ]
     (exact, one), (exact_there, one_there) = ([x["batches"][i] for i in (0, 1)] for x in vgg)
     yield f"are {exact} exact and {one} at 1 bit ({exact_there}, {one_there}); DenseNet-201 {pairs[2]} and {pairs[3]}"
     gains = [[plain(100 * x["batches"][1] / x["batches"][0] - 100, 0) for x in pair] for pair in (vgg, densenet)]
     yield " and ".join(f"+{ours} % (+{paper} %)" for ours, paper in gains)
-
-
-def _both(measured: Row, paper: Row) -> list[tuple[float, float]]:
-    return [(measured[key], paper[key]) for key in ("activations", "nonlinear")]
 
 
 def _largest(file: File) -> Iterator[str]:

@@ -273,13 +273,13 @@ def _actnn(file: File) -> Iterator[str]:
         yield f"{sum(lower)} of {len(lower)} seeds"
 
 
-def _duel_rows(file: File) -> Sequence[Row]:
-    return [{**r, "validation_loss": r["loss"]} for r in file["rows"]]
-
-
 def duel_gap(file: File, network: str, variant: str, bits: int, base: str, activation: str | None = None) -> Interval:
     """Return a variant's losses less those of a base in as many bits, or of exact training, by seed."""
-    rows = [r for r in _duel_rows(file) if r["network"] == network and activation in (None, r["activation"])]
+    rows = [
+        {**r, "validation_loss": r["loss"]}
+        for r in file["rows"]
+        if r["network"] == network and activation in (None, r["activation"])
+    ]
     base_bits = 0 if base == "exact" else bits
     chosen = [r for r in rows if (r["variant"], r["bits"]) in ((variant, bits), (base, base_bits))]
     return gaps(chosen, "validation_loss", ("variant", base), ("activation", "seed"), variant=variant)

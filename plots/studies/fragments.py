@@ -99,7 +99,12 @@ def _modules() -> Pool:
     pool: dict[str, list[Fragment]] = {}
     for path, tree, lines in _parsed():
         bodies = (node.body for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
-        statements = [statement for body in bodies for statement in body if not _is_text(statement)]
+        statements = [
+            statement
+            for body in bodies
+            for statement in body
+            if not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant))
+        ]
         pool[path.stem] = [found for node in statements for found in _fitting(_source(node, lines))]
     largest = sorted(pool, key=lambda name: -len(set(pool[name])))[:_MODULES]
     return {name: pool[name] for name in sorted(largest)}
@@ -162,10 +167,6 @@ def _source(node: ast.stmt, lines: Sequence[str]) -> str:
 
 def _first_paragraph(node: ast.FunctionDef | ast.ClassDef) -> str:
     return " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split())
-
-
-def _is_text(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
 def _fitting(text: str) -> list[Fragment]:

@@ -205,7 +205,9 @@ class _Bench:
         named = {name: m for name, m in self.model.named_modules() if isinstance(m, CompressedLayer)}
         self.layers = {name: named[name] for name in self._order(named)}
         self.parameters = list(self.model.parameters())
-        self.weights = [_index(self.parameters, layer.weight) for layer in self.layers.values()]
+        self.weights = [
+            next(i for i, p in enumerate(self.parameters) if p is layer.weight) for layer in self.layers.values()
+        ]
 
     def _order(self, named: dict[str, CompressedLayer]) -> list[str]:
         """Return the names of the layers in the order in which they are called."""
@@ -251,10 +253,6 @@ class _Bench:
         optimizer = torch.optim.SGD(self.parameters, lr=0.05, momentum=0.9)
         batches = (self.batch(5_000 + step) for step in range(self.settings.steps))
         trainer.train([Trainee(self.model, cross_entropy, optimizer)], batches, self.after_pass)
-
-
-def _index(parameters: list[nn.Parameter], wanted: Any) -> int:
-    return next(i for i, p in enumerate(parameters) if p is wanted)
 
 
 def _variance(draws: list[list[Tensor]]) -> list[float]:

@@ -55,7 +55,10 @@ def accuracy_grid(seeds: int, schedule: Schedule = SCHEDULE, progress: Progress 
             model = _network(seed)
             if bits is not None:
                 value_aware(model, bits, ratio, relu_codes=method == "RV-Quant")
-            kept = _kept_by_layers(model, data)
+            # What ReLUs and convolutions save of one batch: the tensors that V-Quant compresses.
+            images, _ = next(batches(data, SCHEDULE, 0))
+            saved = profile(copy.deepcopy(model), images).saved
+            kept = sum(s.bytes for s in saved if "Norm" not in s.kind)
             runs.append(train(model, data, _seeded(schedule, seed)))
             progress()
         rows.append({"method": method, "bits": bits, "ratio": ratio, "kept_bytes": kept, **_summary(runs)})
@@ -194,13 +197,6 @@ def _summary(runs: Iterable[Any]) -> Row:
         "loss": statistics.fmean(run.losses[-1] for run in listed),
         "losses": [list(run.losses) for run in listed],
     }
-
-
-def _kept_by_layers(model: nn.Module, data: Images) -> int:
-    """Return the bytes that ReLUs and convolutions save of one batch: the tensors that V-Quant compresses."""
-    images, _ = next(batches(data, SCHEDULE, 0))
-    saved = profile(copy.deepcopy(model), images).saved
-    return sum(s.bytes for s in saved if "Norm" not in s.kind)
 
 
 def _candidate(row: Any) -> Row:

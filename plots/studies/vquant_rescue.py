@@ -150,13 +150,9 @@ def draw(rows: Sequence[Row]) -> Figure:
         if _accuracies(rows, falls) and _accuracies(rows, rises)
     ]
     exact = 100 * fmean(row["accuracy"] for row in rows if row["method"] == "exact")
-    return plot_rescue(_message(rows, exact), ratios, pairs, exact)
-
-
-def _message(rows: Sequence[Row], exact: float) -> str:
     means = [fmean(found) for p in PERCENTS[:2] if (found := _accuracies(rows, f"(2,{p})"))]
     told = ", ".join(f"{mean:.1f} % with {p} % large values" for p, mean in zip(PERCENTS, means, strict=False))
-    return f"50 layers, 2 bits (RV-Quant): accuracy {told}, {exact:.1f} % exact"
+    return plot_rescue(f"50 layers, 2 bits (RV-Quant): accuracy {told}, {exact:.1f} % exact", ratios, pairs, exact)
 
 
 def _accuracies(rows: Sequence[Row], phases: str, method: str = "RV-Quant") -> list[float]:

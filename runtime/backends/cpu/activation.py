@@ -27,7 +27,13 @@ def activation(x: Tensor, function: str, parameters: Sequence[float], table: str
     if x.dtype.itemsize == 2 and x.numel() >= _LEAST_LOOKED_UP and x.is_contiguous():
         entries = _entries(function, tuple(parameters), table, x.dtype, torch._C._get_mkldnn_enabled())
         if entries is not None:
-            return _look_up(x, entries, prepare(table, x.dtype, x.device).bits)
+            bits = prepare(table, x.dtype, x.device).bits
+            n = x.numel()
+            y = host_memory.empty_like(x)
+            packed = torch.empty(packed_size(n, bits), dtype=torch.uint8, device="cpu")
+            arguments = (x.data_ptr(), n, entries.ctypes.data, y.data_ptr(), bits, packed.data_ptr())
+            run(look_up_kernel(), _blocks(n), *arguments)
+            return y, packed
     y = _forward(x, forward_of(function), parameters)  # with the strides of x: torch rounds differently for others
     return y, encode(with_stride(x, y.stride()), table)
 
@@ -67,15 +73,6 @@ def _shown(tensor: Tensor) -> str:
 
 
 # ---- 16-bit numbers: f(x) and the code of each of them ---------------------------------------------------------------
-
-
-def _look_up(x: Tensor, entries: np.ndarray, bits: int) -> tuple[Tensor, Tensor]:
-    n = x.numel()
-    y = host_memory.empty_like(x)
-    packed = torch.empty(packed_size(n, bits), dtype=torch.uint8, device="cpu")
-    arguments = (x.data_ptr(), n, entries.ctypes.data, y.data_ptr(), bits, packed.data_ptr())
-    run(look_up_kernel(), _blocks(n), *arguments)
-    return y, packed
 
 
 @lru_cache(maxsize=64)
