@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from .effort import check
 from .moments import Moments
-from .repeats import repeated
 
 Vector = NDArray[np.float64]
 
@@ -18,6 +17,19 @@ _STEPS = 75
 # ITP's κ₁, and the number of steps that it may take beyond bisection's.
 _TRUNCATION = 0.2
 _SLACK = 3
+
+
+Indices = NDArray[np.int64]
+
+
+def repeated(counts: Indices) -> tuple[Indices, Indices]:
+    """Return, for cells of so many parts each, the cell of every part, and its number within that cell.
+
+    >>> [part.tolist() for part in repeated(np.array([2, 0, 3]))]
+    [[0, 0, 2, 2, 2], [0, 1, 0, 1, 2]]
+    """
+    cell = np.repeat(np.arange(counts.size), counts)
+    return cell, np.arange(cell.size) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 def nearest_level_table(moments: Moments, levels: Vector) -> tuple[Vector, NDArray[np.int64]]:

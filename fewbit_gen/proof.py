@@ -23,10 +23,9 @@ from ..tables.errors import FewbitError
 from ..tables.shipped import shipped_activations
 from ..tables.table import table_to_dict
 from .activations import parse_activation
-from .crossings import cut_by_values
-from .lower_bound.cells import Cells, interval_cells, shared_cells
+from .crossings import cut_by_values, repeated
+from .lower_bound.mesh import Cells, interval_cells, shared_cells
 from .moments import Moments
-from .repeats import repeated
 from .solver import problem_moments
 from .weights import parse_weight
 

@@ -25,7 +25,6 @@ elsewhere, and the gap shrinks with every pass.
 The arithmetic is double precision with an allowance for rounding, and g is assumed monotone in a cell if its ends and
 middle are: a numerical certificate, not one in interval arithmetic.
 
-    cells.py         moments and ranges of g along the line
     mesh.py          edges, and which cells may still hold a boundary
     certificate.py   the passes
     stochastic.py    the same for levels that f' is rounded to at random, which has a shorter proof

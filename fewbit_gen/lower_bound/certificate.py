@@ -13,8 +13,7 @@ from ..moments import Moments
 from ..paths import F2, layered, least_penalty, path_to, penalised, reversed_places
 from ..penalty import best_penalty
 from ..reflection import lost_to_rounding
-from .cells import Mask, Vector, interval_cells, shared_cells
-from .mesh import MAX_CELLS, Indices, Mesh, Problem, cut_to_loss, narrowed
+from .mesh import MAX_CELLS, Indices, Mask, Mesh, Problem, Vector, cut_to_loss, interval_cells, narrowed, shared_cells
 from .stochastic import stochastic_bound
 
 TOLERANCE = 1e-6  # target of (error − bound) / error

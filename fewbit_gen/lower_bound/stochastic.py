@@ -28,11 +28,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...tables import Table
-from ..crossings import near, sums_by_value
+from ..crossings import near, repeated, sums_by_value
 from ..effort import OutOfTime
 from ..moments import Moments
 from ..monge import F2, FW, W, least_sums, prefix, trial_of
-from ..repeats import repeated
 
 Vector = NDArray[np.float64]
 

@@ -4,6 +4,7 @@ Used by the functions (gated.py) and by the whole block (layers/gated_mlp.py). T
 constants, so that torch.compile traces them.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,8 +15,35 @@ from ..backends.forwards import forward_of
 from ..backends.reference.glu import product, product_over
 from ..backends.reference.glu_derivatives import derivative_of
 from ..ops.arguments import refuse
+from ..quantizers import Rotated
+from ..tensors.dtypes import as_kind
 from ..tensors.glu_parts import GLUPlan, Wanted
-from .rotated_copies import compress, decompress
+
+# Copies in the codes of `Rotated` are tensors that autograd saves. Two copies are turned by signs of their own, so that
+# the mean of their product is right too. Groups of 128 lie in the rows of the last dimension.
+_GROUP_SIZE = Rotated.group_size
+
+
+def compress_rotated(xs: Sequence[Tensor], bits: Sequence[int]) -> tuple[Tensor, ...]:
+    """Return for each of `xs` a buffer of its codes in so many bits, and at the end the key of their signs."""
+    key = ops.draw_seeds(xs[0], 1)
+    rows = [as_kind(x.reshape(-1, _features(x.shape)), keep_positive=False) for x in xs]
+    buffers = ops.rotated_quantize_buffers(rows, key, [*range(len(xs))], bits, [True] * len(xs), _GROUP_SIZE)
+    return (*buffers, key)
+
+
+def decompress_rotated(
+    copies: Sequence[Tensor], bits: Sequence[int], shape: torch.Size, dtype: torch.dtype
+) -> list[Tensor]:
+    """Return the tensors, all of one shape, that `compress_rotated` gave `copies` of."""
+    *buffers, key = copies
+    features = [_features(shape)] * len(buffers)
+    rows = ops.rotated_dequantize_buffers(buffers, key, [*range(len(bits))], bits, features, _GROUP_SIZE, dtype)
+    return [x.view(shape) for x in rows]
+
+
+def _features(shape: torch.Size) -> int:
+    return max(1, shape[-1]) if shape else 1
 
 
 def keep(gate: Tensor, up: Tensor, plan: GLUPlan, wanted: Wanted) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -30,7 +58,7 @@ def keep(gate: Tensor, up: Tensor, plan: GLUPlan, wanted: Wanted) -> tuple[Tenso
         activated = forward_of(plan.function).call(gate, *plan.parameters)
         second = activated if plan.keep == "parts" else gate
         copied = [(up, plan.up_bits)] * has_up + [(second, plan.second_bits)] * has_second
-        copies = compress([x for x, _ in copied], [bits for _, bits in copied]) if copied else ()
+        copies = compress_rotated([x for x, _ in copied], [bits for _, bits in copied]) if copied else ()
         h = product_over(activated, up, plan.function)
         return h, (*([_codes(gate, plan)] if has_code else []), *copies)
     at_random = has_code and plan.at_random
@@ -82,7 +110,7 @@ def _by_torch(
     codes = left.pop(0) if has_code else None
     if left and plan.keep != "exact":
         bits = [plan.up_bits] * has_up + [plan.second_bits] * has_second
-        left = decompress(left, bits, grad.shape, grad.dtype)
+        left = decompress_rotated(left, bits, grad.shape, grad.dtype)
     up = left.pop(0) if has_up else grad
     second = left.pop(0) if has_second else grad
     d_gate, d_up, h = (grad.new_empty(0) for _ in range(3))

@@ -5,8 +5,7 @@ allocate_exactly     the same by dynamic programming
 MixedPrecision       applies it in training: sensitivities, gradients, iterations
 """
 
-from .exact import allocate_exactly
-from .greedy import allocate
+from .greedy import allocate, allocate_exactly
 from .mixed_precision import MixedPrecision
 from .problem import variance
 

@@ -23,7 +23,8 @@ Layers whose rounding changes the gradient that they pass on, such as normalizat
 allows it. The paper has no such bound; with 1 bit there, the errors of a deep network multiply from layer to layer.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -43,7 +44,6 @@ from ..tensors.dtypes import widest_dtype
 from ..tensors.handles import new_handle
 from ..tensors.levels import UNIFORM, check_levels
 from ..tensors.passes import in_backward
-from ..tensors.replicas import gathered, replicas
 from ..tensors.rotation import relative_variance
 from .greedy import allocate_at_least
 from .problem import LEAST, LEFT, MOST
@@ -53,6 +53,48 @@ from .sensitivity import is_comparable
 Gradients = Literal["average", "stale"]
 
 
+# The processes that train copies of one model are those of DistributedDataParallel, while its forward pass runs, or
+# those of FSDP2's shards. The default group is not always them: pipeline stages and experts have layers of their own,
+# and wait for each other in another order.
+def replicas(parameters: Iterable[Tensor]) -> Any:
+    """Return the process group of the copies of the model that is running, or None if there are no others.
+
+    Args:
+        parameters: of the model; shards of FSDP2 tell their group. (A module that gathers its own shards shows none
+            while it runs, so that one whose blocks are not sharded by themselves has no group here.)
+    """
+    dist = torch.distributed
+    if not (dist.is_available() and dist.is_initialized()):
+        return None
+    wrapper = torch.nn.parallel.DistributedDataParallel._get_active_ddp_module()
+    if wrapper is not None:  # within `join`, and from then on, processes stop one after another
+        group = None if wrapper._join_config.enable else wrapper.process_group
+    else:
+        tensors = sys.modules.get("torch.distributed.tensor")
+        shard: Any = next((p for p in parameters if isinstance(p, tensors.DTensor)), None) if tensors else None
+        if shard is None:
+            return None
+        whole = dist.group.WORLD if shard.device_mesh.size() == dist.get_world_size() else None
+        group = shard.device_mesh.get_group() if shard.device_mesh.ndim == 1 else whole
+    return group if group is not None and dist.get_world_size(group) > 1 else None
+
+
+def gathered(rows: Tensor, group: Any) -> Tensor:
+    """Return the rows of all processes, (N, …), in the order of their ranks; each may have another number of them."""
+    dist = torch.distributed
+    size = dist.get_world_size(group)
+    count = torch.tensor([len(rows)], device=rows.device)
+    counts = [torch.empty_like(count) for _ in range(size)]
+    dist.all_gather(counts, count, group=group)
+    numbers = torch.cat(counts).tolist()
+    padded = rows.new_zeros(max(numbers), *rows.shape[1:])
+    padded[: len(rows)] = rows
+    found = [torch.empty_like(padded) for _ in range(size)]
+    if padded.numel():
+        dist.all_gather(found, padded, group=group)
+    return torch.cat([part[:number] for part, number in zip(found, numbers, strict=True)])
+
+
 class MixedPrecision:
     """Gives each compressed layer of a model a saver that allocates bits from a common budget.
 
@@ -60,7 +102,7 @@ class MixedPrecision:
     for each element at G = 256 (0.5 at most: `PerGroup.within`), a byte for each sample and layer, and up to 7 bytes of
     padding. Processes that train copies of the model, by DistributedDataParallel or FSDP2, share the budget, and give
     each layer the same bits: those of one process with all of their samples. Before each forward pass in training mode
-    they tell each other one number a sample and layer (see `tensors/replicas.py` for when they do not).
+    they tell each other one number a sample and layer (see `replicas` for when they do not).
 
     Args:
         model: with compressed layers (fewbit.layers), which are found at construction.

@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .. import ops
-from ..activations.gated_autograd import gradients, keep
-from ..activations.rotated_copies import compress, decompress
+from ..activations.gated_autograd import compress_rotated, decompress_rotated, gradients, keep
 from ..ops.arguments import refuse
 from ..quantizers.per_group import constant_group_within
 from ..tensors.glu_parts import GROUP_SIZE, GLUPlan, Wanted
@@ -119,14 +118,14 @@ def copying(x: Tensor, bits: int, is_rotated: bool) -> Iterator[None]:
 def _copy_of(x: Tensor, bits: int, is_rotated: bool) -> tuple[Tensor, ...]:
     """Return a copy of the block's input in few bits; no group spans two rows of features."""
     if is_rotated:
-        return compress([x], [bits])
+        return compress_rotated([x], [bits])
     return ops.copy_in_groups(x, ops.draw_seeds(x, 1), bits, _group_size(x.shape[-1]))
 
 
 def _read(copy: Sequence[Tensor], bits: int, shape: torch.Size, dtype: torch.dtype, is_rotated: bool) -> Tensor:
     """Return the values of a copy made by `_copy_of`."""
     if is_rotated:
-        return decompress(copy, [bits], shape, dtype)[0]
+        return decompress_rotated(copy, [bits], shape, dtype)[0]
     packed, groups = copy
     return ops.read_copy(packed, groups, bits, shape, dtype, _group_size(shape[-1]))
 

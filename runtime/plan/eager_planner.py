@@ -9,7 +9,7 @@
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,7 +25,6 @@ from .compiled import CompiledKnown
 from .compiled_run import budget_runs
 from .document import Choice, PeakMemory, Plan, Point, Timeline, signature
 from .errors import Trial, errors_by_shape
-from .frontier import points_of
 from .known import Known, Way, carry_out, known_by
 from .problem import AND, EXACT, RECOMPUTE, Hold, Limits, Option, Price, Problem, Solution
 from .recorder import trace
@@ -41,6 +40,7 @@ from .ways import WAYS_OF_STEPS, WAYS_TO_SAVE
 # problem of 1,500 takes some seconds, one of 300 a second, and its plans' price is about 2 % higher.
 MOST_OPTIONS, MERGED_OPTIONS = 1500, 300
 _log = logging.getLogger("fewbit.plan")  # says at level INFO what is done, since that takes up to minutes
+UNIFORM = (2, 3, 4, 6, 8)  # bits of ways to train that a plan is compared with
 BUDGETS = (1.0, 0.5, 0.0)  # of torch's, in pictures
 MOMENTS = 400  # most that a timeline keeps
 _NOTED = Effort(gap=1e-2)  # for what more memory would bring, which is not carried out
@@ -336,6 +336,47 @@ class Planner:
         """Return whether there is a plan within the limits."""
         problem = with_fewer_options(self.problem(known), known)
         return is_feasible(problem, self.limits)
+
+
+def points_of(
+    problem: Problem, merged: Problem, uniform: Callable[[int], Sequence[Option]], count: int, price: Price
+) -> tuple[Point, ...]:
+    """Return plans for `count` memories from the least to that of exact training, and other ways to train.
+
+    Args:
+        problem: of the step.
+        merged: the same, of fewer options, to solve.
+        uniform: returns the options to save each tensor in so many bits, though a plan may give it no so few.
+        count: number of plans.
+        price: by which plans are compared.
+    """
+    of_tensor = {o.covers[0]: o for o in problem.options if o.method == EXACT}
+    points = [_point("exact", problem, list(of_tensor.values()))]
+    for bits in UNIFORM:
+        few = {o.covers[0]: o for o in uniform(bits)}
+        points.append(_point(f"{bits} bits", problem, list({**of_tensor, **few}.values())))
+    blocks = [o for o in problem.options if o.method == RECOMPUTE and o.bits is None]
+    outermost = [o for o in blocks if not any(set(o.covers) < set(other.covers) for other in blocks)]
+    if outermost:
+        covered = {i for o in outermost for i in o.covers}
+        rest = [o for i, o in of_tensor.items() if i not in covered]
+        points.append(_point("checkpointing", problem, [*outermost, *rest]))
+    least = int(solve(merged, Limits(time=1e6), price).price)
+    most = points[0].memory
+    for i in range(count):
+        memory = int(least + (most - least) * i / max(1, count - 1)) + 1
+        _log.info("plan %d of %d for other memories", i + 1, count)
+        try:
+            points.append(_point("plan", merged, solve(merged, Limits(memory=memory), price).chosen))
+        except FewbitError:  # just below the least
+            continue
+    return tuple(points)
+
+
+def _point(name: str, problem: Problem, chosen: Sequence[Option]) -> Point:
+    error = sum(o.error for o in chosen) ** 0.5
+    time = 1 + sum(o.seconds for o in chosen) / max(problem.seconds, 1e-9)
+    return Point(name, problem.fixed + int(problem.usage(chosen).max()), error, time)
 
 
 def exact_peak(problem: Problem) -> int:

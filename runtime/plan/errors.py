@@ -146,6 +146,18 @@ def difference(a: Sequence[Tensor], b: Sequence[Tensor]) -> list[Tensor]:
     return [x - y for x, y in zip(a, b, strict=True)]
 
 
+def noise_and_bias_of(one: Sequence[Tensor], two: Sequence[Tensor]) -> tuple[float, float]:
+    """Return the squared norm of an error that averages out over steps, and the rest, from the errors of two halves.
+
+    With the error e₁ where the first half alone is rounded, and e₂ where the second is, 4⟨e₁, e₂⟩ is the square of what
+    both have in common.
+    """
+    both = [x + y for x, y in zip(one, two, strict=True)]
+    square = product(both, both)
+    bias = min(max(0.0, 4 * product(one, two)), square)
+    return square - bias, bias
+
+
 # ---- of modules that are converted -----------------------------------------------------------------------------------
 
 
@@ -229,9 +241,8 @@ class Converted:
     @property
     def noise_and_bias(self) -> tuple[float, float]:
         """The squared relative error of each module that averages out over steps, and the rest."""
-        square = product(self.both, self.both)
-        bias = min(max(0.0, 4 * product(self.one, self.two)), square)
-        return self._share(square - bias), self._share(bias)
+        noise, bias = noise_and_bias_of(self.one, self.two)
+        return self._share(noise), self._share(bias)
 
     @property
     def rounding(self) -> float:

@@ -8,7 +8,7 @@ fitted.undo()
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -21,12 +21,11 @@ from ..convert.preact_chains import owners_of_chains
 from ..layers.offload import Swapper
 from ..layers.saver import QuantizerSaver, Saver
 from ..quantizers import PerGroup, Quantizer
-from ..saved.checkpoint import blocks_of
+from ..saved.checkpoint import blocks_of, outermost_blocks
 from ..saved.forms import Exactly
 from .document import Choice, Plan
-from .exact_layers import OUTSIDE, ExactLayers, layers_of
 from .known import carry_out
-from .places import OF_OUTPUT, Places, Policy
+from .places import OF_OUTPUT, Places, Policy, within
 from .problem import GATED, OF_STEPS, OUTPUT, RECOMPUTE, Limits
 from .step import elements_of, shapes_of, stretched, without_cache
 from .structure import Change, Structure, undo_changes
@@ -35,6 +34,40 @@ from .ways.float8 import operands_of
 from .ways.tensors import quantizer_of
 
 Again = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Plan], Plan]
+
+
+OUTSIDE = ""  # stands for what is saved outside of all layers
+
+
+def layers_of(model: nn.Module) -> list[str]:
+    """Return the names of the trained layers of a model, in order: its blocks, and what has parameters besides."""
+    blocks = outermost_blocks(model)
+    found = []
+    for name, module in model.named_modules():
+        inside = any(within(name, block) for block in blocks)
+        own = module.parameters() if name in blocks else () if inside else module.parameters(recurse=False)
+        if any(p.requires_grad for p in own):
+            found.append(name)
+    return found
+
+
+@dataclass(frozen=True)
+class ExactLayers:
+    """Layers that are exact.
+
+    Attributes:
+        names: of layers, or `OUTSIDE`.
+        layers: all that there are.
+    """
+
+    names: tuple[str, ...] = ()
+    layers: tuple[str, ...] = ()
+
+    def __contains__(self, target: str) -> bool:
+        """Return whether a place, an attention or a module is in one of them."""
+        module = target.partition(":")[0]
+        around = [layer for layer in self.layers if within(module, layer)]
+        return any(layer in self.names for layer in around) or (OUTSIDE in self.names and not around)
 
 
 class Fitted:

@@ -49,6 +49,7 @@ from .errors import (
     difference,
     errors_of_each,
     finite,
+    noise_and_bias_of,
     product,
     together,
     total,
@@ -172,12 +173,9 @@ class _Gradient:
 
     def errors_of_halves(self, rounded: Collection["_Probe"], exact: Sequence[Tensor]) -> tuple[float, float]:
         """Return the same for tensors that are rounded to the nearest level, with outliers."""
-        one, two = (difference(self.of(rounded, half), exact) for half in range(2))
-        both = [x + y for x, y in zip(one, two, strict=True)]
         share = 1 / (product(exact, exact) or 1.0) / len(rounded)
-        square = product(both, both)
-        bias = min(max(0.0, 4 * product(one, two)), square)
-        return (square - bias) * share, bias * share
+        noise, bias = noise_and_bias_of(*(difference(self.of(rounded, half), exact) for half in range(2)))
+        return noise * share, bias * share
 
 
 class _Probe:

@@ -23,8 +23,7 @@ from ...tables.errors import check_integer, shown
 from ..compile.options import CompileOptions
 from ..tensors.dtypes import sum_of_squares
 from .document import Plan
-from .exact_layers import OUTSIDE, layers_of
-from .fitted import Fitted
+from .fitted import OUTSIDE, Fitted, layers_of
 from .step import Loss, Step
 
 _log = logging.getLogger("fewbit.guard")

@@ -14,7 +14,7 @@ from ...convert.blpa import BLPA
 from ...convert.preact_chains import plan_of
 from ...tensors.packing import packed_size
 from ..document import Choice
-from ..errors import BITS, PROBE, Errors, Trial, alike, difference, finite, product, segments, total
+from ..errors import BITS, PROBE, Errors, Trial, alike, difference, finite, noise_and_bias_of, product, segments, total
 from ..known import ErrorsOfMethods, Known, WayToSave, convert_chosen
 from ..places import without_numbers
 from ..problem import CHAIN, Hold, Option
@@ -154,8 +154,8 @@ def _of_chains_at(bits: int, trials: Sequence[Trial], names: Sequence[str]) -> t
         whole, *halves = (difference(t.gradient(0), g) for t, g in zip(trials, exact, strict=True))
     square, of_bias = product(whole, whole) / trials[0].scale / len(names), 1.0
     if halves:
-        both = [x + y for x, y in zip(*halves, strict=True)]
-        of_bias = min(max(0.0, 4 * product(*halves) / (product(both, both) or 1.0)), 1.0)
+        noise, bias = noise_and_bias_of(*halves)
+        of_bias = bias / (noise + bias or 1.0)
     return (1 - of_bias) * square, of_bias * square
 
 

@@ -5,8 +5,7 @@ import torch
 from fewbit.runtime.allocation import MixedPrecision
 from fewbit.runtime.allocation.greedy import allocate_at_least
 from fewbit.runtime.allocation.problem import variance
-from fewbit.runtime.allocation.samples import allocate_samples
-from fewbit.runtime.allocation.savers import Batch
+from fewbit.runtime.allocation.savers import Batch, allocate_samples
 from fewbit.runtime.allocation.sensitivity import gradient_factor, quantization_variance
 from fewbit.runtime.layers import Linear
 from fewbit.runtime.tensors.rows import Rows
