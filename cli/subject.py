@@ -58,9 +58,9 @@ def of_user(target: str, size: int | None, meta: bool) -> Subject:
         with torch.device("meta") if meta else nullcontext():
             made = function(**{name: value for name, value in given.items() if name in takes and value is not None})
         if not (isinstance(made, tuple) and len(made) in (2, 3) and isinstance(made[0], nn.Module)):
-            raise FewbitError(
-                f"{target} must return (model, inputs) or (model, inputs, loss), and returns {_what(made)}"
-            )
+            many = isinstance(made, tuple) and len(made) != 2
+            what = f"{len(made)} things" if many else f"a {type(made).__name__}"
+            raise FewbitError(f"{target} must return (model, inputs) or (model, inputs, loss), and returns {what}")
         return made
 
     return Subject(make, "batch" in takes, meta, function)
@@ -101,7 +101,3 @@ def _cross_entropy(output: Any) -> Any:
     logits = output.logits if hasattr(output, "logits") else output[0]
     rows = logits.flatten(0, -2).float()
     return F.cross_entropy(rows, rows.new_zeros(len(rows), dtype=int))
-
-
-def _what(made: Any) -> str:
-    return f"{len(made)} things" if isinstance(made, tuple) and len(made) != 2 else f"a {type(made).__name__}"

@@ -15,7 +15,7 @@ SMALLEST, LARGEST = 2.0**-24, 2.0**29  # the least float16; the last power of tw
 # Number of low bits of a float32 to drop: sign, exponent and 8 bits of mantissa remain.
 DROPPED_BITS = 15
 PER_OCTAVE = 1 << (23 - DROPPED_BITS)
-_OCTAVES = 24 + 29
+_OCTAVES = 24 + 29  # from SMALLEST to LARGEST
 # For one sign: one bin up to SMALLEST, then those of the octaves.
 BINS_OF_SIGN = 1 + _OCTAVES * PER_OCTAVE
 BINS = 2 * BINS_OF_SIGN

@@ -89,15 +89,11 @@ def plot_gradient_noise(numbers: dict[str, Any]) -> Figure:
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     first = figure.axes[0]
     first.set_ylabel("mean squared difference of gradients", fontsize=10, color=INK)
-    entitle(figure, _noise_message(numbers))
-    return figure
-
-
-def _noise_message(numbers: dict[str, Any]) -> str:
-    layers = [*numbers["start"], *numbers["end"]]
-    most = {bits: max(layer["errors"][bits] / layer["sgd"] for layer in layers) for bits in layers[0]["errors"]}
+    both = [*numbers["start"], *numbers["end"]]
+    most = {bits: max(layer["errors"][bits] / layer["sgd"] for layer in both) for bits in both[0]["errors"]}
     parts = " and ".join(f"{100 * share:.0f} % ({bits} bits)" for bits, share in most.items())
-    return f"Errors of gradients: in no layer above {parts} of the noise between batches"
+    entitle(figure, f"Errors of gradients: in no layer above {parts} of the noise between batches")
+    return figure
 
 
 def plot_memory(numbers: dict[str, Any]) -> Figure:

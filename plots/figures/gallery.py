@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from ...tables import Table
 from ...tables.names import counted
 from .panel import Approximated, draw_panel, error_text, legend_entries, visible_span, weight_text
 from .style import INK, shortened
@@ -28,7 +27,9 @@ def plot_gallery(rows: Sequence[Approximated], columns: int = 4) -> Figure:
     panels = figure.subplots(lines, columns, squeeze=False).ravel().tolist()
     for row, axes in zip(rows, panels, strict=False):
         draw_panel(axes, row, row.tables[0], visible_span(row))
-        axes.set_title(gallery_title(row.name, row.tables[0]), fontsize=8.5, color=INK, linespacing=1.35)
+        table = row.tables[0]
+        text = f"{shortened(row.name, 30)}\n{error_text(table)}, {counted(table.codes.size, 'interval')}"
+        axes.set_title(text, fontsize=8.5, color=INK, linespacing=1.35)
         axes.tick_params(labelsize=7.5)
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
@@ -40,8 +41,3 @@ def plot_gallery(rows: Sequence[Approximated], columns: int = 4) -> Figure:
     handles, labels = legend_entries(figure.axes)
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     return figure
-
-
-def gallery_title(name: str, table: Table) -> str:
-    """Return two lines: the activation; the error and the number of intervals."""
-    return f"{shortened(name, 30)}\n{error_text(table)}, {counted(table.codes.size, 'interval')}"

@@ -78,7 +78,10 @@ class Reproduced:
 def reproduce(name: str) -> Reproduced:
     """Measure one model of `PAPER`; the few-bit batches are measured on the converted model, not by the formula."""
     model = _build(name)
-    _put_gelu_for_relu(model)
+    for module in list(model.modules()):
+        for attribute, child in module.named_children():
+            if isinstance(child, nn.ReLU):
+                setattr(module, attribute, nn.GELU())
     need = need_of(model, {batch: compare_each(model, bits=BITS, **_inputs(name, batch)) for batch in (8, 16)})
     activations = need.kept[None].per_sample
     measured = Row(need.model / MIB, activations / MIB, need.nonlinear / MIB, batches_of(need))
@@ -101,10 +104,3 @@ def _inputs(name: str, batch: int) -> dict[str, Any]:
 def batches_of(need: Need) -> tuple[int, ...]:
     """Return the largest batches in `GPU_MEMORY`, with exact activations and with 1- to 4-bit ones."""
     return tuple(need.largest_batch(GPU_MEMORY, bits) for bits in (None, *BITS))
-
-
-def _put_gelu_for_relu(model: nn.Module) -> None:
-    for module in list(model.modules()):
-        for name, child in module.named_children():
-            if isinstance(child, nn.ReLU):
-                setattr(module, name, nn.GELU())

@@ -74,13 +74,10 @@ def train_one(
     model, corpus = MODELS[name](settings)
     made = Variant(variant, nudge=nudge, loss=compiled_loss(OPTIONS[bits]))
     (run,) = train([made], corpus, settings, model, after_step, device).runs
-    return _without_nan(summary(run, seed))
-
-
-def _without_nan(run: dict[str, Any]) -> dict[str, Any]:
-    """Return a run with None for the losses that are not finite, which JSON has no numbers for: it ran away."""
-    losses = [loss if math.isfinite(loss) else None for loss in (*run["losses"], run["validation_loss"])]
-    return run | {"losses": losses[:-1], "validation_loss": losses[-1]}
+    found = summary(run, seed)
+    # JSON has no numbers for losses that are not finite, of a run that ran away.
+    losses = [loss if math.isfinite(loss) else None for loss in (*found["losses"], found["validation_loss"])]
+    return found | {"losses": losses[:-1], "validation_loss": losses[-1]}
 
 
 @cache

@@ -76,17 +76,12 @@ def lines(rows: Sequence[Row]) -> Iterator[str]:
                 continue
             final, error = fmean(row["losses"][-1] for row in runs), fmean(row["error"] for row in runs)
             text = f"{images:6} {variant:13} {len(runs)} seeds: training loss {final:.4f}, test error {error:.4f}"
-            gaps = _gaps(own, variant)
+            exact = differences(own, lambda row: row["variant"] == VARIANTS[0].name, ("images", "seed"), "error")
+            gaps = [gap for row, gap in exact if row["variant"] == variant]  # of the same seed
             if gaps:
                 found = interval(gaps)
                 text += f", less exact's {found}{', counts' if found.counts else ''}"
             yield text
-
-
-def _gaps(rows: Sequence[Row], variant: str) -> list[float]:
-    """Return the test errors of a variant less exact's of the same seed."""
-    found = differences(rows, lambda row: row["variant"] == VARIANTS[0].name, ("images", "seed"), "error")
-    return [gap for row, gap in found if row["variant"] == variant]
 
 
 def draw(rows: Sequence[Row]) -> Figure:

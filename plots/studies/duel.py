@@ -138,7 +138,8 @@ def duel(name: str, activation: str, seed: int, bits: Sequence[int], steps: int 
             if variant != "exact":
                 prepare = VARIANTS[variant]
                 found = bias_and_noise(exact, network.loss, batch, lambda few, b=b, to=prepare: to(few, b))
-            loss = _held_out_loss(model, network)
+            with torch.no_grad():
+                loss = fmean(network.loss(model.eval(), held_out).item() for held_out in network.held_out())
             rows.append(
                 {"network": name, "activation": activation, "seed": seed, "variant": variant, "bits": b}
                 | {"loss": float(f"{loss:.6g}"), **{key: float(f"{value:.4g}") for key, value in found.items()}}
@@ -172,11 +173,6 @@ def bias_and_noise(
     bias = max(0.0, float((found.mean(0) - true).square().sum()) - noise / draws)
     size = float(true.norm())
     return {"bias": bias**0.5 / size, "noise": noise**0.5 / size}
-
-
-def _held_out_loss(model: nn.Module, network: Network) -> float:
-    with torch.no_grad():
-        return fmean(network.loss(model.eval(), batch).item() for batch in network.held_out())
 
 
 def lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -26,7 +26,7 @@ from torch import Tensor
 from ...runtime.quantizers import PerGroup, Rotated
 from .. import compact_json
 from . import group_levels
-from .group_levels import MODELS, Seen, record
+from .group_levels import MODELS, record
 
 BITS = (2, 3, 4, 5)
 GROUP = 256
@@ -66,19 +66,15 @@ def measure(name: str, steps: int) -> list[dict[str, Any]]:
     """Return a row for each tensor that is not zero throughout, after so many steps of exact training."""
     rows = []
     for seen in record(name, steps):
-        x = _rows_of(seen)
+        all_rows = seen.rows.float()
+        all_rows = all_rows.flatten(0, -2) if seen.by_token else all_rows.flatten(1)
+        x = all_rows[: max(1, _MOST // all_rows.shape[1])].contiguous()
         square = float(x.double().square().sum())
         if square:
             row = {"model": name, "steps": steps, "layer": seen.layer, "kind": seen.kind, "of": seen.made_by}
             errors = {kind: [_squared_error(x, back(bits)) / square for bits in BITS] for kind, back in KINDS.items()}
             rows.append({**row, **{kind: [float(f"{e:.3g}") for e in found] for kind, found in errors.items()}})
     return rows
-
-
-def _rows_of(seen: Seen) -> Tensor:
-    rows = seen.rows.float()
-    rows = rows.flatten(0, -2) if seen.by_token else rows.flatten(1)
-    return rows[: max(1, _MOST // rows.shape[1])].contiguous()
 
 
 def _squared_error(x: Tensor, back: Back) -> float:

@@ -128,9 +128,18 @@ class few_bit(TorchFunctionMode):
     def _choice(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return the keyword arguments for the precision: the table for this activation, else bits and rounding."""
         if self._tables:
-            key = key_for_activation(self._tables, _activation(name, args, kwargs)) or key_for_activation(
-                self._tables, name
-            )
+            if name == "gelu":
+                called = gelu_function(args[1] if len(args) > 1 else kwargs.get("approximate", "none"))
+            else:
+                forward = forward_of(name)
+                keys = [key for key, _ in forward.parameters]
+                given: dict[str, Any] = {
+                    **dict(forward.parameters),
+                    **dict(zip(keys, args[1:], strict=False)),
+                    **kwargs,
+                }
+                called = forward.activation_name(name, [float(given[key]) for key in keys])
+            key = key_for_activation(self._tables, called) or key_for_activation(self._tables, name)
             if key is not None:
                 return {"table": self._tables[key]}
         return {"bits": self._bits, "rounding": self._rounding}
@@ -163,16 +172,6 @@ def _fits(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         and not any(isinstance(value, Tensor) for value in (*others, *kwargs.values()) if value is not x)
         and all(math.isfinite(value) for value in (*others, *kwargs.values()) if isinstance(value, float))
     )
-
-
-def _activation(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Return the compiler's name of this call of the function `name`."""
-    if name == "gelu":
-        return gelu_function(args[1] if len(args) > 1 else kwargs.get("approximate", "none"))
-    forward = forward_of(name)
-    parameters = [key for key, _ in forward.parameters]
-    given: dict[str, Any] = {**dict(forward.parameters), **dict(zip(parameters, args[1:], strict=False)), **kwargs}
-    return forward.activation_name(name, [float(given[key]) for key in parameters])
 
 
 def _names(argument: str, names: Iterable[str]) -> frozenset[str]:

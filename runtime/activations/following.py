@@ -214,18 +214,14 @@ class Adaptation:
         counts = is_due(self.steps, self.every)
         self.steps, self._since = self.steps + 1, 0 if counts else self._since + 1
         if self._since == 1:
-            self._solve()
+            for name, row in self._counted():
+                one = self.following[name]
+                self._coming[name] = _solver().submit(_solved, name, one.activation, row, one.bits, one.kind)
         if self._since == _AFTER or is_due(self.steps, self.every):
             self._exchange()
         if counts:
             for one in self.following.values():
                 one.count()
-
-    def _solve(self) -> None:
-        """Begin to solve the tables for what was counted."""
-        for name, counts in self._counted():
-            one = self.following[name]
-            self._coming[name] = _solver().submit(_solved, name, one.activation, counts, one.bits, one.kind)
 
     def _counted(self) -> Iterator[tuple[str, Any]]:
         """Yield the counts of each activation that a gradient reached, summed over all processes, float64 (BINS,)."""

@@ -21,7 +21,7 @@ from ..tensors.packing import GROUP
 from ..tensors.plain import is_abstract
 from ..tensors.rows import SampleBits, most_bytes
 from .problem import LEAST, MOST
-from .sensitivity import gradient_factor, has_weights, passes_rounding_on, quantization_variance, rotated_variance
+from .sensitivity import gradient_factor, has_weights, quantization_variance, rotated_variance
 
 
 # By tensor operations alone: the device that holds the sensitivities is not waited for. All samples of a tensor are of
@@ -235,7 +235,9 @@ class SampleSaver(Saver):
     @property
     def least(self) -> int:
         """Least bits of each sample, if the budget allows it."""
-        return 2 if passes_rounding_on(self.layer) else 1
+        # Rounding what a layer without weights saves changes the gradient that it passes on. Such errors multiply from
+        # layer to layer, which sensitivities do not account for.
+        return 1 if has_weights(self.layer) else 2
 
     def mean_magnitude(self, like: Tensor) -> Tensor:
         """Return the sum of the known magnitudes of this layer and its guests, 1 if there are none, without dimensions.

@@ -102,14 +102,6 @@ def is_comparable(layer: nn.Module) -> bool:
     return has_weights(layer) or _by_channel(layer)
 
 
-def passes_rounding_on(layer: nn.Module) -> bool:
-    """Return whether rounding a layer's saved tensor changes the gradient that it passes on, not only its weights'.
-
-    Such errors multiply from layer to layer, which sensitivities do not account for.
-    """
-    return not has_weights(layer)
-
-
 def _by_channel(layer: nn.Module) -> bool:
     return isinstance(layer, _BatchNorm) and not isinstance(layer, _InstanceNorm)
 

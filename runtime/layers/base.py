@@ -58,7 +58,13 @@ class CompressedLayer(nn.Module):
 
     def __init__(self, *args: Any, bits: int = DEFAULT_LAYER_BITS, saver: Saver | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.saver = check_saver(saver) if saver is not None else QuantizerSaver(PerGroup(bits=bits))
+        if saver is None:
+            saver = QuantizerSaver(PerGroup(bits=bits))
+        elif isinstance(saver, type) or not callable(getattr(saver, "compress", None)) or not hasattr(saver, "observe"):
+            raise FewbitError(
+                f"saver has compress(x) and observe(gradient, rstd), as QuantizerSaver(PerGroup()); {shown(saver)}"
+            )
+        self.saver = saver
 
     def extra_repr(self) -> str:
         """Return torch's own arguments and the saver."""
@@ -70,15 +76,6 @@ def saver_text(saver: Saver) -> str:
     if isinstance(saver, QuantizerSaver) and isinstance(saver.quantizer, PerGroup):
         return f"bits={saver.quantizer.bits}"
     return f"saver={saver}" if type(saver).__repr__ is not object.__repr__ else f"saver={type(saver).__name__}"
-
-
-def check_saver(saver: Any) -> Saver:
-    """Return `saver`; raise `FewbitError` if it lacks `compress` or `observe`."""
-    if isinstance(saver, type) or not callable(getattr(saver, "compress", None)) or not hasattr(saver, "observe"):
-        raise FewbitError(
-            f"saver has compress(x) and observe(gradient, rstd), as QuantizerSaver(PerGroup()); {shown(saver)}"
-        )
-    return saver
 
 
 def compresses(x: object, *parameters: Tensor | None) -> bool:

@@ -106,11 +106,6 @@ def profiled(device: torch.device) -> Iterator[profile]:
             del os.environ[_LOG_LEVEL]
 
 
-def is_profiling() -> bool:
-    """Return whether a profiler is running, which another one would end."""
-    return torch.autograd._profiler_enabled()  # pyright: ignore[reportPrivateImportUsage]
-
-
 def numbered(number: int) -> AbstractContextManager[object]:
     """Return a context that is one operation to `scratch`."""
     return record_function(f"{_NUMBERED}{number}")

@@ -1,10 +1,9 @@
 """The storages of a tensor."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
@@ -33,8 +32,3 @@ def bytes_of(tensor: Tensor) -> int:
 def identity_of(tensor: Tensor) -> int:
     """Return an id of the tensor's storage, equal for tensors sharing it; data addresses are 0 on the meta device."""
     return tensor.untyped_storage()._cdata
-
-
-def fake_modes(values: Iterable[object]) -> list:
-    """Return the modes in which fake tensors among `values` were made."""
-    return list({id(v.fake_mode): v.fake_mode for v in values if isinstance(v, FakeTensor)}.values())

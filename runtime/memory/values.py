@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -24,7 +24,7 @@ from ...tables import FewbitError
 from ..tensors.leaves import tensors_among
 from ..tensors.plain import is_abstract
 from .meta_results import MetaResults
-from .storages import fake_modes, identity_of
+from .storages import identity_of
 
 LARGEST = 1 << 24  # elements: a mask of 4,096 by 4,096
 _RANDOM = frozenset({torch.Tag.nondeterministic_seeded})
@@ -36,7 +36,7 @@ def values_for(model: nn.Module, inputs: object) -> Iterator[AbstractContextMana
     tensors = [
         leaf for leaf in chain(model.parameters(), model.buffers(), tree_leaves(inputs)) if isinstance(leaf, Tensor)
     ]
-    yield from fake_modes(tensors)
+    yield from {id(x.fake_mode): x.fake_mode for x in tensors if isinstance(x, FakeTensor)}.values()
     if any(map(is_abstract, tensors)):
         yield _Answers()
 

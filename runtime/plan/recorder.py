@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..memory.allocator import is_profiling, numbered, profiled
+from ..memory.allocator import numbered, profiled
 from ..memory.allocator import scratch as scratch_bytes
 from ..memory.peak import StorageTracker, no_collection
 from ..memory.storages import parts_of
@@ -39,7 +39,9 @@ def trace(step: Step) -> Trace:
     with ExitStack() as stack:
         stack.enter_context(step.apart())
         stack.enter_context(no_collection(not step.is_abstract))
-        computes = not step.is_abstract and not is_profiling()  # the user's profiler would end
+        # A user's profiler, which another one would end.
+        is_profiling = torch.autograd._profiler_enabled()  # pyright: ignore[reportPrivateImportUsage]
+        computes = not step.is_abstract and not is_profiling
         profiler = stack.enter_context(profiled(step.device)) if computes else None
         tracker = stack.enter_context(StorageTracker(numbered if computes else None))
         recorder = _Recorder(tracker)

@@ -35,16 +35,11 @@ def _section(path: Path, tables: Callable[[Rows], Iterator[str]]) -> Iterator[st
     found = json.loads(path.read_text())
     lines = list(tables(found["rows"]))
     yield from lines if lines[-1] == "" else [*lines, ""]
-    yield _where(found["about"], path.name)
-
-
-def _where(about: Row, file: str) -> str:
-    """Return a line on what ran where."""
-    of = about["packages"]
+    about, of = found["about"], found["about"]["packages"]
     day, clocks = about["when"][:10], f"{about.get('clock MHz')} to {about.get('greatest clock MHz')} MHz"
-    return (
+    yield (
         f"{about['device']}, driver {about.get('driver')}, {clocks}, torch {of.get('torch')}, "
-        f"triton {of.get('triton')}, Python {about['python']}, {day}, commit {about['commit']}: `{file}`."
+        f"triton {of.get('triton')}, Python {about['python']}, {day}, commit {about['commit']}: `{path.name}`."
     )
 
 

@@ -82,7 +82,9 @@ class GatedParts(WayToSave):
             (call,), product = trace.calls[name], tensors[-1]
             made_again += [Hold(h.start, call.end, product.nbytes) for h in product.exact[:1] if h.start < call.end]
             for bits in (b for b in BITS if b >= LEAST_BITS):
-                nbytes = parts_bytes(act.elements, bits)
+                # A table's codes and two copies.
+                plan = GLUPlan("silu", (), "", TABLE_PROBE, bits, bits, "parts")
+                nbytes = plan.nbytes(act.elements, 2, Wanted(True, True, True))
                 seconds = known.speeds.codes(2 * act.elements, bits, act.dtype.itemsize)
                 seconds += known.speeds.codes(act.elements, TABLE_PROBE, act.dtype.itemsize) / 2
                 yield Option(
@@ -105,12 +107,6 @@ def gated_mlps_of(model: nn.Module) -> list[str]:
     with structure_aside(model):
         report = convert_beside(model, GatedMLPs(), include=names) if names else None
     return [row.name for row in report.replaced if row.name in found] if report else []
-
-
-def parts_bytes(elements: int, bits: int) -> int:
-    """Return the bytes of a table's codes and of two copies."""
-    plan = GLUPlan("silu", (), "", TABLE_PROBE, bits, bits, "parts")
-    return plan.nbytes(elements, 2, Wanted(True, True, True))
 
 
 def _drops(module: nn.Module) -> bool:
