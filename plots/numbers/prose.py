@@ -111,6 +111,15 @@ def _trainer(file: File) -> Iterator[str]:
     ).format(*above("whole"), *above("LoRA"))
 
 
+def _trainer_in_short(file: File) -> Iterator[str]:
+    def mean_above(tuning: str) -> str:
+        rows = of(file["runs"], tuning=tuning)
+        return short(gaps(rows, "loss", ("method", "exact"), ("seed",), method="L2, gated parts").mean, 4)
+
+    exact = plain(mean(of(file["runs"], tuning="LoRA", method="exact"), "loss"), 4)
+    yield f"end {mean_above('whole')} above exact training's loss, with LoRA {mean_above('LoRA')} of {exact}"
+
+
 def _gated(file: File) -> Iterator[str]:
     less = losses_less_exact(seeded(file), "parts 3+4+4")
     yield f"{short(less.mean, 3)} ± {short(less.half, 3)}, three seeds"
@@ -183,6 +192,7 @@ PROSE = (
     Source("README.md", ("alternatives-cpu.json",), _strongest_rival),
     Source("README.md", ("gpu-4.json",), _on_a_gpu),
     Source("plots/results/gpu.md", ("gpu-4.json",), _outcome_on_a_gpu),
+    Source("README.md", ("trainer-callback.json",), _trainer_in_short),
     Source("docs/guide.md", ("trainer-callback.json",), _trainer),
     Source("docs/methods/gated-mlps.md", ("training-glu.json",), _gated),
     Source("docs/methods/blpa.md", ("blpa-training.json",), _blpa),

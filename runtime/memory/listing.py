@@ -40,7 +40,10 @@ def listing(
         raise FewbitError(f"no sort {sort!r}; there are {', '.join(SORTS)}")
     if limit is not None and limit < 1:
         raise FewbitError(f"limit must be at least 1, not {limit}")
-    items = list(rows.items())
+    unnamed = ["(the model)" if field == "module" else "" for field in fields]  # what its own forward calls
+    items = [
+        (tuple(part or whole for part, whole in zip(key, unnamed, strict=True)), sizes) for key, sizes in rows.items()
+    ]
     if sort != "order":
         items.sort(key=(lambda item: -item[1][0]) if sort == "bytes" else (lambda item: item[0]))
     count = len(heads) - 1

@@ -293,3 +293,13 @@ class TestQuantizersWithoutValues:
         assert PerGroup().compress(x.to("meta"), sample_bits=torch.tensor(bits)).nbytes == real.nbytes
         with pytest.raises(fewbit.FewbitError, match="sample_bits are 4 integers"):
             PerGroup().compress(x.to("meta"), sample_bits=[1, 2, 3, 9])
+
+
+def test_what_the_model_itself_calls_has_a_name_in_the_table():
+    class Wave(nn.Module):
+        def forward(self, x):
+            return x.sin()
+
+    found = memory.profile(Wave(), torch.ones(4, 4, requires_grad=True))
+    assert found.table("module", "op").splitlines()[1].split() == ["(the", "model)", "sin", "64", "100.0%"]
+    assert found.by("module") == {("",): 64}
