@@ -86,7 +86,7 @@ def data_files():
 def test_every_data_file_is_package_data():
     patterns = project()["tool"]["setuptools"]["package-data"]
     found = list(data_files())
-    assert len(found) > 30  # tables, stubs, CUDA sources
+    assert len(found) > 30  # tables, pages, CUDA sources
     missing = [f"{package}: {file}" for package, file in found if not any(fnmatch(file, p) for p in patterns[package])]
     assert missing == []
     assert patterns["fewbit"] == ["py.typed", "__init__.pyi"]

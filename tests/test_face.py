@@ -167,9 +167,9 @@ class TestSubmodules:
 
 
 def exported(module):
-    """The names in `__all__` of a module's stub."""
-    tree = ast.parse((Path(fewbit.__file__).parent / f"{module}.pyi").read_text())
-    (names,) = [node.value for node in tree.body if isinstance(node, ast.Assign)]
+    """The names in `__all__` of a module, as its text has them."""
+    tree = ast.parse((Path(fewbit.__file__).parent / f"{module}.py").read_text())
+    (names,) = [n.value for n in tree.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "__all__"]
     return ast.literal_eval(names)
 
 

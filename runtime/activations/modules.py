@@ -5,8 +5,7 @@
 They have no parameters and no buffers, so a model's `state_dict` does not change. The function's arguments determine
 the table, so they are read-only; `inplace` may be changed at any time.
 
-Those with only numbers and `inplace` as arguments are generated from the rows of backends/activation_spec.py;
-modules.pyi shows their signatures.
+Those with only numbers and `inplace` as arguments are written from the rows of backends/activation_spec.py.
 """
 
 import warnings
@@ -23,12 +22,9 @@ from ..ops.arguments import check_dtype
 from . import transforms
 from .base import FewBitActivation
 from .dispatch import keeps
-from .generate import class_source, define
 from .inverted import Keep, check_keep, inverse_of, inverted
 from .table_lookup import Rounding
 from .user_functions import check_frozen, custom, solve_custom
-
-__all__ = ["FewBit", *ROW_OF_MODULE]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 class GELU(FewBitActivation):
@@ -150,11 +146,6 @@ class Hardtanh(FewBitActivation):
         return self._arguments["max_val"]
 
 
-for _module, _row in ROW_OF_MODULE.items():
-    if _module not in globals():  # GELU and Hardtanh are defined above
-        define(_module, class_source(_row), globals())
-
-
 class FewBit(FewBitActivation):
     """Any pointwise activation with `bits` bits saved for each element: an expression in x, or a callable.
 
@@ -219,6 +210,668 @@ class FewBit(FewBitActivation):
 
     def _torch_repr(self) -> list[str]:
         return [repr(self.function) if isinstance(self.function, str) else callable_name(self.function)]
+
+
+# ---- written from the rows by tests/support/activation_code.py; not by hand ------------------------------------------
+
+__all__ = [
+    "CELU",
+    "ELU",
+    "GELU",
+    "SELU",
+    "FewBit",
+    "Hardshrink",
+    "Hardsigmoid",
+    "Hardswish",
+    "Hardtanh",
+    "LeakyReLU",
+    "LogSigmoid",
+    "Mish",
+    "QuickGELU",
+    "ReLU",
+    "ReLU6",
+    "SiLU",
+    "Sigmoid",
+    "Softplus",
+    "Softshrink",
+    "Softsign",
+    "SquaredReLU",
+    "Tanh",
+    "Tanhshrink",
+    "Threshold",
+]
+
+
+class ReLU(FewBitActivation):
+    """`torch.nn.ReLU`; one bit an element is exact.
+
+    Args:
+        inplace: whether to overwrite the input.
+        bits: 1 to 8, of which one is used: it holds the derivative exactly.
+        table: used as it is; by default the best one, shipped or solved when first used.
+        rounding: ``deterministic``, the default, with the least error; ``stochastic``, without bias.
+
+    Inputs are float64, float32, float16 or bfloat16, of any shape and layout; outputs have their shape and dtype.
+
+    Raises:
+        FewbitError: an argument is not one of the values above.
+
+    Example:
+        y = fewbit.ReLU(bits=3)(x)
+    """
+
+    def __init__(
+        self,
+        inplace: bool = False,
+        *,
+        bits: int | None = None,
+        table: Table | None = None,
+        rounding: Rounding | None = None,
+    ) -> None:
+        super().__init__("relu", {}, inplace, bits, table, rounding)
+
+
+class ReLU6(FewBitActivation):
+    """`torch.nn.ReLU6`; one bit an element is exact.
+
+    Args:
+        inplace: whether to overwrite the input.
+        bits: 1 to 8, of which one is used: it holds the derivative exactly.
+        table: used as it is; by default the best one, shipped or solved when first used.
+        rounding: ``deterministic``, the default, with the least error; ``stochastic``, without bias.
+
+    Inputs are float64, float32, float16 or bfloat16, of any shape and layout; outputs have their shape and dtype.
+
+    Raises:
+        FewbitError: an argument is not one of the values above.
+
+    Example:
+        y = fewbit.ReLU6(bits=3)(x)
+    """
+
+    def __init__(
+        self,
+        inplace: bool = False,
+        *,
+        bits: int | None = None,
+        table: Table | None = None,
+        rounding: Rounding | None = None,
+    ) -> None:
+        super().__init__("relu6", {}, inplace, bits, table, rounding)
+
+
+class LeakyReLU(FewBitActivation):
+    """`torch.nn.LeakyReLU`; one bit an element is exact.
+
+    Args:
+        negative_slope: f' where x ≤ 0.
+        inplace: whether to overwrite the input.
+        bits: 1 to 8, of which one is used: it holds the derivative exactly.
+        table: used as it is; by default the best one, shipped or solved when first used.
+        rounding: ``deterministic``, the default, with the least error; ``stochastic``, without bias.
+
+    Inputs are float64, float32, float16 or bfloat16, of any shape and layout; outputs have their shape and dtype.
+
+    Raises:
+        FewbitError: an argument is not one of the values above.
+
+    Example:
+        y = fewbit.LeakyReLU(bits=3)(x)
+    """
+
+    def __init__(
+        self,
+        negative_slope: float = 0.01,
+        inplace: bool = False,
+        *,
+        bits: int | None = None,
+        table: Table | None = None,
+        rounding: Rounding | None = None,
+    ) -> None:
+        super().__init__("leaky_relu", {"negative_slope": negative_slope}, inplace, bits, table, rounding)
+
+    @property
+    def negative_slope(self) -> float:
+        """f' where x ≤ 0."""
+        return self._arguments["negative_slope"]
+
+
+class ELU(FewBitActivation):
+    """`torch.nn.ELU` with `bits` bits kept for each element; each alpha has its own table.
+
+    Args:
+        alpha: −f far left.
+        inplace: whether to overwrite the input.
+        bits: 1 to 8 for each element; 3 if neither this nor `table` is given.
+        table: used as it is; by default the best one, shipped or solved when first used.
+        rounding: ``deterministic``, the default, with the least error; ``stochastic``, without bias.
+
+    Inputs are float64, float32, float16 or bfloat16, of any shape and layout; outputs have their shape and dtype.
+
+    Raises:
+        FewbitError: an argument is not one of the values above.
+
+    Example:
+        y = fewbit.ELU(bits=3)(x)
+    """
+
+    def __init__(
+        self,
+        alpha: float = 1.0,
+        inplace: bool = False,
+        *,
+        bits: int | None = None,
+        table: Table | None = None,
+        rounding: Rounding | None = None,
+    ) -> None:
+        super().__init__("elu", {"alpha": alpha}, inplace, bits, table, rounding)
+
+    @property
+    def alpha(self) -> float:
+        """−f far left."""
+        return self._arguments["alpha"]
+
+
+class CELU(FewBitActivation):
+    """`torch.nn.CELU` with `bits` bits kept for each element; each alpha has its own table.
+
+    Args:
+        alpha: −f far left.
+        inplace: whether to overwrite the input.
+        bits: 1 to 8 for each element; 3 if neither this nor `table` is given.
+        table: used as it is; by default the best one, shipped or solved when first used.
+        rounding: ``deterministic``, the default, with the least error; ``stochastic``, without bias.
+
+    Inputs are float64, float32, float16 or bfloat16, of any shape and layout; outputs have their shape and dtype.
+
+    Raises:
+        FewbitError: an argument is not one of the values above.
+
+    Example:
+        y = fewbit.CELU(bits=3)(x)
+    """
+
+    def __init__(
+        self,
+        alpha: float = 1.0,
+        inplace: bool = False,
+        *,
+        bits: int | None = None,
+        table: Table | None = None,
+        rounding: Rounding | None = None,
+    ) -> None:
+        super().__init__("celu", {"alpha": alpha}, inplace, bits, table, rounding)
+
+    @property
+    def alpha(self) -> float:
+        """−f far left."""
+        return self._arguments["alpha"]
+
+
+class SELU(FewBitActivation):
+    """`torch.nn.SELU` with `bits` bits kept for each element.
+
+    Args:
+        inplace: whether to overwrite the input.
+        bits: 1 to 8 for each element; 3 if neither this nor `table` is given.
+        table: used as it is; by default the best one, shipped or solved when first used.
+        rounding: ``deterministic``, the default, with the least error; ``stochastic``, without bias.
+
+    Inputs are float64, float32, float16 or bfloat16, of any shape and layout; outputs have their shape and dtype.
+
+    Raises:
+        FewbitError: an argument is not one of the values above.
+
+    Example:
+        y = fewbit.SELU(bits=3)(x)
+    """
+
+    def __init__(
+        self,
+        inplace: bool = False,
+        *,
+        bits: int | None = None,
+        table: Table | None = None,
+        rounding: Rounding | None = None,
+    ) -> None:
+        super().__init__("selu", {}, inplace, bits, table, rounding)
+
+
+class SiLU(FewBitActivation):
+    """`torch.nn.SiLU` (Swish) with `bits` bits kept for each element.
+
+    Args:
+        inplace: whether to overwrite the input.
+        bits: 1 to 8 for each element; 3 if neither this nor `table` is given.
+        table: used as it is; by default the best one, shipped or solved when first used.
+        rounding: ``deterministic``, the default, with the least error; ``stochastic``, without bias.
+
+    Inputs are float64, float32, float16 or bfloat16, of any shape and layout; outputs have their shape and dtype.
+
+    Raises:
+        FewbitError: an argument is not one of the values above.
+
+    Example:
+        y = fewbit.SiLU(bits=3)(x)
+    """
+
+    def __init__(
+        self,
+        inplace: bool = False,
+        *,
+        bits: int | None = None,
+        table: Table | None = None,
+        rounding: Rounding | None = None,
+    ) -> None:
+        super().__init__("silu", {}, inplace, bits, table, rounding)
+
+
+class Mish(FewBitActivation):
+    """`torch.nn.Mish` with `bits` bits kept for each element.
+
+    Args:
+        inplace: whether to overwrite the input.
+        bits: 1 to 8 for each element; 3 if neither this nor `table` is given.
+        table: used as it is; by default the best one, shipped or solved when first used.
+        rounding: ``deterministic``, the default, with the least error; ``stochastic``, without bias.
+
+    Inputs are float64, float32, float16 or bfloat16, of any shape and layout; outputs have their shape and dtype.
+
+    Raises:
+        FewbitError: an argument is not one of the values above.
+
+    Example:
+        y = fewbit.Mish(bits=3)(x)
+    """
+
+    def __init__(
+        self,
+        inplace: bool = False,
+        *,
+        bits: int | None = None,
+        table: Table | None = None,
+        rounding: Rounding | None = None,
+    ) -> None:
+        super().__init__("mish", {}, inplace, bits, table, rounding)
+
+
+class Softplus(FewBitActivation):
+    """`torch.nn.Softplus` with `bits` bits kept for each element; each beta and threshold has its own table.
+
+    Args:
+        beta: How sharply it bends.
+        threshold: Where beta·x is above it, f(x) = x.
+        bits: 1 to 8 for each element; 3 if neither this nor `table` is given.
+        table: used as it is; by default the best one, shipped or solved when first used.
+        rounding: ``deterministic``, the default, with the least error; ``stochastic``, without bias.
+
+    Inputs are float64, float32, float16 or bfloat16, of any shape and layout; outputs have their shape and dtype.
+
+    Raises:
+        FewbitError: an argument is not one of the values above.
+
+    Example:
+        y = fewbit.Softplus(bits=3)(x)
+    """
+
+    def __init__(
+        self,
+        beta: float = 1.0,
+        threshold: float = 20.0,
+        *,
+        bits: int | None = None,
+        table: Table | None = None,
+        rounding: Rounding | None = None,
+    ) -> None:
+        super().__init__("softplus", {"beta": beta, "threshold": threshold}, False, bits, table, rounding)
+
+    @property
+    def beta(self) -> float:
+        """How sharply it bends."""
+        return self._arguments["beta"]
+
+    @property
+    def threshold(self) -> float:
+        """Where beta·x is above it, f(x) = x."""
+        return self._arguments["threshold"]
+
+
+class Softsign(FewBitActivation):
+    """`torch.nn.Softsign` with `bits` bits kept for each element.
+
+    Args:
+        bits: 1 to 8 for each element; 3 if neither this nor `table` is given.
+        table: used as it is; by default the best one, shipped or solved when first used.
+        rounding: ``deterministic``, the default, with the least error; ``stochastic``, without bias.
+
+    Inputs are float64, float32, float16 or bfloat16, of any shape and layout; outputs have their shape and dtype.
+
+    Raises:
+        FewbitError: an argument is not one of the values above.
+
+    Example:
+        y = fewbit.Softsign(bits=3)(x)
+    """
+
+    def __init__(
+        self, *, bits: int | None = None, table: Table | None = None, rounding: Rounding | None = None
+    ) -> None:
+        super().__init__("softsign", {}, False, bits, table, rounding)
+
+
+class Sigmoid(FewBitActivation):
+    """`torch.nn.Sigmoid` with `bits` bits kept for each element.
+
+    Args:
+        bits: 1 to 8 for each element; 3 if neither this nor `table` is given.
+        table: used as it is; by default the best one, shipped or solved when first used.
+        rounding: ``deterministic``, the default, with the least error; ``stochastic``, without bias.
+
+    Inputs are float64, float32, float16 or bfloat16, of any shape and layout; outputs have their shape and dtype.
+
+    Raises:
+        FewbitError: an argument is not one of the values above.
+
+    Example:
+        y = fewbit.Sigmoid(bits=3)(x)
+    """
+
+    def __init__(
+        self, *, bits: int | None = None, table: Table | None = None, rounding: Rounding | None = None
+    ) -> None:
+        super().__init__("sigmoid", {}, False, bits, table, rounding)
+
+
+class LogSigmoid(FewBitActivation):
+    """`torch.nn.LogSigmoid` with `bits` bits kept for each element.
+
+    Args:
+        bits: 1 to 8 for each element; 3 if neither this nor `table` is given.
+        table: used as it is; by default the best one, shipped or solved when first used.
+        rounding: ``deterministic``, the default, with the least error; ``stochastic``, without bias.
+
+    Inputs are float64, float32, float16 or bfloat16, of any shape and layout; outputs have their shape and dtype.
+
+    Raises:
+        FewbitError: an argument is not one of the values above.
+
+    Example:
+        y = fewbit.LogSigmoid(bits=3)(x)
+    """
+
+    def __init__(
+        self, *, bits: int | None = None, table: Table | None = None, rounding: Rounding | None = None
+    ) -> None:
+        super().__init__("logsigmoid", {}, False, bits, table, rounding)
+
+
+class Tanh(FewBitActivation):
+    """`torch.nn.Tanh` with `bits` bits kept for each element.
+
+    Args:
+        bits: 1 to 8 for each element; 3 if neither this nor `table` is given.
+        table: used as it is; by default the best one, shipped or solved when first used.
+        rounding: ``deterministic``, the default, with the least error; ``stochastic``, without bias.
+
+    Inputs are float64, float32, float16 or bfloat16, of any shape and layout; outputs have their shape and dtype.
+
+    Raises:
+        FewbitError: an argument is not one of the values above.
+
+    Example:
+        y = fewbit.Tanh(bits=3)(x)
+    """
+
+    def __init__(
+        self, *, bits: int | None = None, table: Table | None = None, rounding: Rounding | None = None
+    ) -> None:
+        super().__init__("tanh", {}, False, bits, table, rounding)
+
+
+class Tanhshrink(FewBitActivation):
+    """`torch.nn.Tanhshrink` with `bits` bits kept for each element.
+
+    Args:
+        bits: 1 to 8 for each element; 3 if neither this nor `table` is given.
+        table: used as it is; by default the best one, shipped or solved when first used.
+        rounding: ``deterministic``, the default, with the least error; ``stochastic``, without bias.
+
+    Inputs are float64, float32, float16 or bfloat16, of any shape and layout; outputs have their shape and dtype.
+
+    Raises:
+        FewbitError: an argument is not one of the values above.
+
+    Example:
+        y = fewbit.Tanhshrink(bits=3)(x)
+    """
+
+    def __init__(
+        self, *, bits: int | None = None, table: Table | None = None, rounding: Rounding | None = None
+    ) -> None:
+        super().__init__("tanhshrink", {}, False, bits, table, rounding)
+
+
+class Hardsigmoid(FewBitActivation):
+    """`torch.nn.Hardsigmoid`; one bit an element is exact.
+
+    Args:
+        inplace: whether to overwrite the input.
+        bits: 1 to 8, of which one is used: it holds the derivative exactly.
+        table: used as it is; by default the best one, shipped or solved when first used.
+        rounding: ``deterministic``, the default, with the least error; ``stochastic``, without bias.
+
+    Inputs are float64, float32, float16 or bfloat16, of any shape and layout; outputs have their shape and dtype.
+
+    Raises:
+        FewbitError: an argument is not one of the values above.
+
+    Example:
+        y = fewbit.Hardsigmoid(bits=3)(x)
+    """
+
+    _shown = "nothing"
+
+    def __init__(
+        self,
+        inplace: bool = False,
+        *,
+        bits: int | None = None,
+        table: Table | None = None,
+        rounding: Rounding | None = None,
+    ) -> None:
+        super().__init__("hardsigmoid", {}, inplace, bits, table, rounding)
+
+
+class Hardswish(FewBitActivation):
+    """`torch.nn.Hardswish` with `bits` bits kept for each element.
+
+    Args:
+        inplace: whether to overwrite the input.
+        bits: 1 to 8 for each element; 3 if neither this nor `table` is given.
+        table: used as it is; by default the best one, shipped or solved when first used.
+        rounding: ``deterministic``, the default, with the least error; ``stochastic``, without bias.
+
+    Inputs are float64, float32, float16 or bfloat16, of any shape and layout; outputs have their shape and dtype.
+
+    Raises:
+        FewbitError: an argument is not one of the values above.
+
+    Example:
+        y = fewbit.Hardswish(bits=3)(x)
+    """
+
+    _shown = "nothing"
+
+    def __init__(
+        self,
+        inplace: bool = False,
+        *,
+        bits: int | None = None,
+        table: Table | None = None,
+        rounding: Rounding | None = None,
+    ) -> None:
+        super().__init__("hardswish", {}, inplace, bits, table, rounding)
+
+
+class Hardshrink(FewBitActivation):
+    """`torch.nn.Hardshrink`; one bit an element is exact.
+
+    Args:
+        lambd: f(x) = 0 where |x| ≤ lambd.
+        bits: 1 to 8, of which one is used: it holds the derivative exactly.
+        table: used as it is; by default the best one, shipped or solved when first used.
+        rounding: ``deterministic``, the default, with the least error; ``stochastic``, without bias.
+
+    Inputs are float64, float32, float16 or bfloat16, of any shape and layout; outputs have their shape and dtype.
+
+    Raises:
+        FewbitError: an argument is not one of the values above.
+
+    Example:
+        y = fewbit.Hardshrink(bits=3)(x)
+    """
+
+    _shown = "values"
+
+    def __init__(
+        self,
+        lambd: float = 0.5,
+        *,
+        bits: int | None = None,
+        table: Table | None = None,
+        rounding: Rounding | None = None,
+    ) -> None:
+        super().__init__("hardshrink", {"lambd": lambd}, False, bits, table, rounding)
+
+    @property
+    def lambd(self) -> float:
+        """f(x) = 0 where |x| ≤ lambd."""
+        return self._arguments["lambd"]
+
+
+class Softshrink(FewBitActivation):
+    """`torch.nn.Softshrink`; one bit an element is exact.
+
+    Args:
+        lambd: f(x) = 0 where |x| ≤ lambd.
+        bits: 1 to 8, of which one is used: it holds the derivative exactly.
+        table: used as it is; by default the best one, shipped or solved when first used.
+        rounding: ``deterministic``, the default, with the least error; ``stochastic``, without bias.
+
+    Inputs are float64, float32, float16 or bfloat16, of any shape and layout; outputs have their shape and dtype.
+
+    Raises:
+        FewbitError: an argument is not one of the values above.
+
+    Example:
+        y = fewbit.Softshrink(bits=3)(x)
+    """
+
+    _shown = "values"
+
+    def __init__(
+        self,
+        lambd: float = 0.5,
+        *,
+        bits: int | None = None,
+        table: Table | None = None,
+        rounding: Rounding | None = None,
+    ) -> None:
+        super().__init__("softshrink", {"lambd": lambd}, False, bits, table, rounding)
+
+    @property
+    def lambd(self) -> float:
+        """f(x) = 0 where |x| ≤ lambd."""
+        return self._arguments["lambd"]
+
+
+class Threshold(FewBitActivation):
+    """`torch.nn.Threshold`; one bit an element is exact.
+
+    Args:
+        threshold: f(x) = x above it.
+        value: f(x) elsewhere.
+        inplace: whether to overwrite the input.
+        bits: 1 to 8, of which one is used: it holds the derivative exactly.
+        table: used as it is; by default the best one, shipped or solved when first used.
+        rounding: ``deterministic``, the default, with the least error; ``stochastic``, without bias.
+
+    Inputs are float64, float32, float16 or bfloat16, of any shape and layout; outputs have their shape and dtype.
+
+    Raises:
+        FewbitError: an argument is not one of the values above.
+
+    Example:
+        y = fewbit.Threshold(0.1, 20.0, bits=3)(x)
+    """
+
+    def __init__(
+        self,
+        threshold: float,
+        value: float,
+        inplace: bool = False,
+        *,
+        bits: int | None = None,
+        table: Table | None = None,
+        rounding: Rounding | None = None,
+    ) -> None:
+        super().__init__("threshold", {"threshold": threshold, "value": value}, inplace, bits, table, rounding)
+
+    @property
+    def threshold(self) -> float:
+        """f(x) = x above it."""
+        return self._arguments["threshold"]
+
+    @property
+    def value(self) -> float:
+        """f(x) elsewhere."""
+        return self._arguments["value"]
+
+
+class QuickGELU(FewBitActivation):
+    """x·σ(1.702x), the GELU of CLIP, as `transformers` computes it, with `bits` bits kept for each element.
+
+    Args:
+        bits: 1 to 8 for each element; 3 if neither this nor `table` is given.
+        table: used as it is; by default the best one, shipped or solved when first used.
+        rounding: ``deterministic``, the default, with the least error; ``stochastic``, without bias.
+
+    Inputs are float64, float32, float16 or bfloat16, of any shape and layout; outputs have their shape and dtype.
+
+    Raises:
+        FewbitError: an argument is not one of the values above.
+
+    Example:
+        y = fewbit.QuickGELU(bits=3)(x)
+    """
+
+    def __init__(
+        self, *, bits: int | None = None, table: Table | None = None, rounding: Rounding | None = None
+    ) -> None:
+        super().__init__("quick_gelu", {}, False, bits, table, rounding)
+
+
+class SquaredReLU(FewBitActivation):
+    """relu(x)² (Primer), as `transformers` computes it, with `bits` bits kept for each element.
+
+    Args:
+        bits: 1 to 8 for each element; 3 if neither this nor `table` is given.
+        table: used as it is; by default the best one, shipped or solved when first used.
+        rounding: ``deterministic``, the default, with the least error; ``stochastic``, without bias.
+
+    Inputs are float64, float32, float16 or bfloat16, of any shape and layout; outputs have their shape and dtype.
+
+    Raises:
+        FewbitError: an argument is not one of the values above.
+
+    Example:
+        y = fewbit.SquaredReLU(bits=3)(x)
+    """
+
+    def __init__(
+        self, *, bits: int | None = None, table: Table | None = None, rounding: Rounding | None = None
+    ) -> None:
+        super().__init__("squared_relu", {}, False, bits, table, rounding)
 
 
 # By the class name in torch.nn; QuickGELU and SquaredReLU, which torch lacks, by fewbit's own names.

@@ -5,7 +5,7 @@ To add an activation:
 1. give the compiler its derivative, a function in `fewbit_gen/activations/smooth.py` or `piecewise.py`, and list it in
    `FAMILIES` at the end there;
 2. add its row to `ROWS`;
-3. write the stubs that editors read: ``python tests/support/activation_stubs.py`` (a test holds them to the rows).
+3. write its function and its module: ``python tests/support/activation_code.py`` (a test holds them to the rows).
 
 The rows know no torch, so that `fewbit emit` and `import fewbit` work without it: torch's functions stand here by their
 dotted names, and `torch_functions.py` finds them. What torch does not have as one function is written in methods of

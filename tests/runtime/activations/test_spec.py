@@ -1,66 +1,26 @@
-"""The rows of activation_spec.py, and what follows from them: functions, modules, stubs."""
+"""The rows of activation_spec.py, and what follows from them: functions and modules."""
 
-import ast
 import inspect
 import pickle
 import pydoc
 
-import activation_stubs
+import activation_code
 import fewbit
 import pytest
 from fewbit.fewbit_gen import parse_activation, solve
 from fewbit.runtime.activations import catch, functional, modules
-from fewbit.runtime.activations.generate import define
 from fewbit.runtime.backends import torch_functions
 from fewbit.runtime.backends.activation_spec import ROW_OF_MODULE, ROWS, ActivationRow
 from runtime_cases import EXACT, INPLACE, parameters_of
 from torch import nn
 
-STUBS = {"functional": functional, "modules": modules}
 
-
-def stub_of(module):
-    return ast.parse((activation_stubs.FOLDER / f"{module}.pyi").read_text())
-
-
-def definitions(tree):
-    """Name -> each function of a stub and each method of its classes."""
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef):
-            yield node.name, node
-        if isinstance(node, ast.ClassDef):
-            yield from ((f"{node.name}.{part.name}", part) for part in node.body if isinstance(part, ast.FunctionDef))
-
-
-def arguments_of(function):
-    """The arguments of a live function, as a stub writes them."""
-    signature = inspect.signature(function)
-    text = str(signature).replace("fewbit.tables.table.", "").replace("torch.Tensor", "Tensor")
-    text = text.replace("torch._Tensor", "Tensor").replace("collections.abc.", "")
-    text = text.replace("Optional[Literal['deterministic', 'stochastic']]", "Rounding | None").replace("typing.", "")
-    return ast.unparse(ast.parse(f"def f{text}: ...").body[0].args)
-
-
-@pytest.mark.parametrize("module", STUBS)
-class TestStubs:
-    def test_are_what_the_rows_say(self, module):
-        _, _, rest = activation_stubs.read(module)
-        assert rest.strip() == activation_stubs.expected(module).strip(), (
-            "write them anew: python tests/support/activation_stubs.py"
-        )
-
-    def test_have_the_signatures_of_what_is_there(self, module):
-        live = STUBS[module]
-        for name, node in definitions(stub_of(module)):
-            owner, _, method = name.rpartition(".")
-            found = inspect.getattr_static(getattr(live, owner) if owner else live, method)
-            assert isinstance(found, property) == bool(node.decorator_list), name
-            function = found.fget if isinstance(found, property) else found
-            assert arguments_of(function) == ast.unparse(node.args), name
-
-    def test_export_what_the_module_exports(self, module):
-        (names,) = [node.value for node in stub_of(module).body if isinstance(node, ast.Assign)]
-        assert sorted(ast.literal_eval(names)) == sorted(STUBS[module].__all__)
+@pytest.mark.parametrize("module", activation_code.SOURCES)
+def test_functions_and_modules_are_what_the_rows_say(module):
+    _, _, rest = activation_code.read(module)
+    assert rest.strip() == activation_code.expected(module).strip(), (
+        "write them anew: python tests/support/activation_code.py"
+    )
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
@@ -105,14 +65,6 @@ def test_names_and_modules_are_told_apart():
     caught = [name for row in ROWS for name in (*row.caught, *row.caught_in_place)]
     assert len(caught) == len(set(caught))
     assert {name for name, _ in catch.CAUGHT.values()} == {row.name for row in ROWS if row.in_torch}
-
-
-def test_a_fault_in_what_is_made_shows_its_line():
-    namespace = {"__name__": "somewhere"}
-    define("broken", "def broken(x):\n    return x.nothing\n", namespace)
-    with pytest.raises(AttributeError) as fault:
-        namespace["broken"](3)
-    assert "return x.nothing" in str(fault.getrepr())
 
 
 def test_a_row_needs_no_more_than_a_name_a_class_a_function_and_a_formula():

@@ -1,17 +1,69 @@
-"""The Python text of an activation's function and of its module, from its row.
+"""The functions and modules of activations that are the same but for their rows; run it to write them.
 
-The text is what one would write by hand: real signatures, and no layer between a call and `apply`. It is compiled where
-it belongs, and the stubs that editors read are the same text without the bodies.
+    python tests/support/activation_code.py
+
+What precedes the mark in functional.py and modules.py is written by hand; what follows it, from the rows of
+activation_spec.py: real signatures, and no layer between a call and `apply`.
 """
 
-import linecache
+import ast
+import subprocess
+import sys
 import textwrap
-from typing import Any
+from pathlib import Path
 
-from ..backends.activation_spec import ActivationRow
+import fewbit
+from fewbit.runtime.backends.activation_spec import ROW_OF_MODULE
+
+FOLDER = Path(fewbit.__file__).parent / "runtime" / "activations"
+MARK = "# ---- written from the rows by tests/support/activation_code.py; not by hand "
 
 
-def function_source(row: ActivationRow) -> str:
+def read(module):
+    """The part of a module that is written by hand, and the rest."""
+    head, mark, rest = (FOLDER / f"{module}.py").read_text().partition(MARK)
+    dashes, _, rest = rest.partition("\n")
+    return head, mark + dashes, rest
+
+
+def expected(module):
+    """The definitions that follow the mark, and the names that the module exports, as ruff formats them."""
+    head, _, _ = read(module)
+    of_hand = ast.parse(head).body
+    by_hand = {n.name for n in of_hand if isinstance(n, ast.FunctionDef | ast.ClassDef) and not n.name.startswith("_")}
+    by_hand |= {
+        alias.name for n in of_hand if isinstance(n, ast.ImportFrom) and n.module == "gated" for alias in n.names
+    }
+    definitions = {}
+    for row in ROW_OF_MODULE.values():
+        name = row.name if module == "functional" else row.module
+        if name not in by_hand:
+            definitions[name] = SOURCES[module](row)
+    names = sorted([*by_hand, *definitions], key=lambda name: (not name.isupper(), name))
+    of_names = "" if module == "functional" else OF_NAMES
+    return _formatted("\n\n".join([f"__all__ = {names!r}", *definitions.values()]) + of_names)
+
+
+OF_NAMES = """
+
+# By the class name in torch.nn; QuickGELU and SquaredReLU, which torch lacks, by fewbit's own names.
+MODULES: dict[str, type[FewBitActivation]] = {name: globals()[name] for name in ROW_OF_MODULE}
+"""
+
+
+def _formatted(text):
+    command = [sys.executable, "-m", "ruff", "format", "--line-length", "120", "--stdin-filename", "code.py", "-"]
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
+
+
+def write():
+    """Write what follows the mark."""
+    for module in SOURCES:
+        head, mark, _ = read(module)
+        (FOLDER / f"{module}.py").write_text(f"{head}{mark}\n\n{expected(module)}")
+
+
+def function_source(row):
     """Return the definition of `fewbit.functional.NAME`."""
     infinite = ", infinite=True" if row.infinite else ""
     numbers = "".join(f'number("{p.name}", {p.name}{infinite}), ' for p in row.parameters)
@@ -34,7 +86,7 @@ def function_source(row: ActivationRow) -> str:
     return "\n".join(lines) + "\n"
 
 
-def class_source(row: ActivationRow) -> str:
+def class_source(row):
     """Return the definition of the class `fewbit.MODULE`."""
     numbers = ", ".join(f'"{p.name}": {p.name}' for p in row.parameters)
     inplace = "inplace" if row.overwrite else "False"
@@ -64,20 +116,13 @@ def class_source(row: ActivationRow) -> str:
     return "\n".join(lines) + "\n"
 
 
-def define(name: str, source: str, namespace: dict[str, Any]) -> None:
-    """Define `name` in a module's `namespace`; tracebacks and debuggers show its text."""
-    filename = f"<{namespace['__name__']}.{name}>"
-    exec(compile(source, filename, "exec", dont_inherit=True), namespace)
-    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
-
-
-def _docstring(summary: str, *sections: str) -> str:
+def _docstring(summary, *sections):
     """Return a docstring of one line and sections, each indented as in a function."""
     first = textwrap.fill(f'"""{summary}', 120, initial_indent="    ", subsequent_indent="    ")
     return "\n\n".join([first, *(textwrap.indent(section, "    ") for section in sections)]) + '\n    """'
 
 
-def _section(name: str, *entries: str) -> str:
+def _section(name, *entries):
     """Return a section of a docstring, wrapped; the lines of an entry are indented below its first."""
     wrapped = [textwrap.fill(entry, 116, initial_indent=" " * 4, subsequent_indent=" " * 8) for entry in entries]
     return "\n".join([f"{name}:", *wrapped])
@@ -90,7 +135,7 @@ _SHAPE = (
 _ERRORS = _section("Raises", "FewbitError: an argument is not one of the values above.")
 
 
-def _arguments_text(row: ActivationRow) -> list[str]:
+def _arguments_text(row):
     """Return a line on each argument after `input` or `self`."""
     return [
         *(f"{p.name}: {p.doc}" for p in row.parameters),
@@ -103,13 +148,13 @@ def _arguments_text(row: ActivationRow) -> list[str]:
     ]
 
 
-def _example_arguments(row: ActivationRow, first: bool = False) -> str:
+def _example_arguments(row, first=False):
     """Return values of the parameters that have no default, as arguments among others."""
     values = [str(value) for p, value in zip(row.parameters, (0.1, 20.0), strict=False) if p.default is None]
     return "".join(f"{value}, " if first else f", {value}" for value in values)
 
 
-def _arguments(row: ActivationRow) -> str:
+def _arguments(row):
     """Return the arguments after `input` or `self`: torch's, then ours by keyword."""
     numbers = [f"{p.name}: float" + ("" if p.default is None else f" = {p.default!r}") for p in row.parameters]
     inplace = ["inplace: bool = False"] if row.overwrite else []
@@ -117,16 +162,23 @@ def _arguments(row: ActivationRow) -> str:
     return ", ".join([*numbers, *inplace, "*", *ours])
 
 
-def _subject(row: ActivationRow, package: str, name: str | None) -> str:
+def _subject(row, package, name):
     if row.formula is not None:
         return row.formula
     return f"`torch.{package}.{name}`" + (f" ({row.synonym})" if row.synonym else "")
 
 
-def _comma(row: ActivationRow) -> str:
+def _comma(row):
     return "," if row.formula else ""
 
 
-def _tables(row: ActivationRow) -> str:
+def _tables(row):
     names = " and ".join(parameter.name for parameter in row.parameters)
     return f"; each {names} has its own table" if names else ""
+
+
+SOURCES = {"functional": function_source, "modules": class_source}
+
+
+if __name__ == "__main__":
+    write()
