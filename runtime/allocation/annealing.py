@@ -95,7 +95,16 @@ class ActivationAnnealing:
 
     def _checked(self, schedule: Any) -> tuple[Phase, ...]:
         """Return the phases; raise `FewbitError` if they are malformed or do not fit this model."""
-        phases = _phases(schedule)
+        accepted = "a schedule is [(epoch, bits, ratio), ...] by increasing epoch, the first at 0"
+        try:
+            phases = tuple(
+                (int(epoch), bits if bits is None else int(bits), float(ratio)) for epoch, bits, ratio in schedule
+            )
+        except (TypeError, ValueError) as error:
+            raise FewbitError(f"{accepted}, not {shown(schedule)}") from error
+        epochs = [epoch for epoch, _, _ in phases]
+        if not epochs or epochs[0] != 0 or any(a >= b for a, b in itertools.pairwise(epochs)):
+            raise FewbitError(f"{accepted}; these epochs are {epochs}")
         for _, bits, ratio in phases:
             if bits == 1 and any(isinstance(module, ValueAwareReLU) for module in self._modules):
                 raise FewbitError("a ReLU's codes take 2 bits or more: schedule 2 bits, or convert with bits=1")
@@ -117,18 +126,3 @@ class ActivationAnnealing:
 
 class ScheduledExact(ExactSaver):
     """Saves tensors as they are until the schedule sets bits."""
-
-
-def _phases(schedule: Any) -> tuple[Phase, ...]:
-    """Return the phases; raise `FewbitError` unless they are in order and begin at 0."""
-    accepted = "a schedule is [(epoch, bits, ratio), ...] by increasing epoch, the first at 0"
-    try:
-        phases = tuple(
-            (int(epoch), bits if bits is None else int(bits), float(ratio)) for epoch, bits, ratio in schedule
-        )
-    except (TypeError, ValueError) as error:
-        raise FewbitError(f"{accepted}, not {shown(schedule)}") from error
-    epochs = [epoch for epoch, _, _ in phases]
-    if not epochs or epochs[0] != 0 or any(a >= b for a, b in itertools.pairwise(epochs)):
-        raise FewbitError(f"{accepted}; these epochs are {epochs}")
-    return phases
