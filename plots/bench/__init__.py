@@ -23,6 +23,7 @@ from ...cli.lazy import LazyGroup
         "kernel-times": "Time every kernel on one large tensor beside a copy of it.",
         "kernels": "Compile all CUDA kernels and show their registers and spills; needs no GPU.",
         "levels": "Train a ResNet-50 exactly and at ActNN's levels: time, memory, largest batch.",
+        "losses": "Train with the loss in chunks of tokens and with torch's: time, memory, gradient.",
         "outliers": "Time V-Quant beside PerGroup, and its training steps beside torch's.",
         "preact": "Time pre-activation layers and networks (BLPA) beside torch's modules.",
         "quantizers": "Time ActNN's per-group quantizer beside copies of the same memory.",

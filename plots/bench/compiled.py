@@ -33,6 +33,7 @@ from .compiled_trainings import (
     DTYPES,
     EAGER,
     FEWBIT,
+    FLOAT8,
     LONGEST,
     MODELS,
     VARIANTS,
@@ -117,7 +118,7 @@ class Row:
     @property
     def bars(self) -> dict[str, float]:
         """Upper limits of `kept_ratio`, `ratio`, `error`, `compile_ratio`, `cached_ratio`, those that there are."""
-        if self.variant not in FEWBIT:
+        if self.variant not in FEWBIT or self.model == FLOAT8:
             return {}
         bits, column = self.variant.split("-")[1], DTYPES.index(self.dtype)
         found = {
@@ -151,7 +152,15 @@ def _names(name: str, choices: Sequence[str], help: str) -> Callable[..., Any]:
 
 
 @bench_command("compiled")
-@_names("--model", MODELS, "A model; may be repeated.")
+@click.option(
+    "--model",
+    "models",
+    type=click.Choice([*MODELS, FLOAT8]),
+    multiple=True,
+    default=MODELS,
+    show_default=True,
+    help=f"A model; may be repeated. {FLOAT8} needs torchao.",
+)
 @_names("--dtype", DTYPES, "bfloat16 is autocast; may be repeated.")
 @_names("--variant", VARIANTS, "A way to train; may be repeated.")
 @click.option(
@@ -193,7 +202,7 @@ def command(
     Example: fewbit bench compiled --model Llama --dtype float32 --variant compile --variant fewbit-auto --peak
     """
     further = {name: _read_options(name, text) for name, text in options}
-    cases = [Case(m, d, layers, batch, tokens, further) for m in models or MODELS for d in dtypes or DTYPES]
+    cases = [Case(m, d, layers, batch, tokens, further) for m in models for d in dtypes or DTYPES]
     chosen = [*(v for v in VARIANTS if v in (variants or VARIANTS)), *further]
     rows: list[Row] = []
     with _threads(2 if wall else 1):

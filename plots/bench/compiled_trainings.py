@@ -21,12 +21,14 @@ from ...runtime.convert.api import convert
 from ...runtime.memory.record import profile_call
 from ...runtime.quantizers import PerGroup
 from ...runtime.saved.hooks import compress_saved_tensors
+from ...tables import FewbitError
 from ..demo.small_networks import OfTransformers
 
 Model = Callable[[Tensor], Tensor]
 VOCABULARY = 1024
 EAGER, COMPILE = "eager", "compile"
 MODELS = ("Llama", "GPT-2")
+FLOAT8 = "Llama-float8"  # its blocks' linear layers multiply in float8, as torchao emulates it
 DTYPES = ("float32", "bfloat16")
 # By options of the backend; those that are not given are its defaults.
 FEWBIT: Mapping[str, Mapping[str, Any]] = {
@@ -49,7 +51,7 @@ class Case:
     """A problem: a model, and the batch it is trained on.
 
     Attributes:
-        model: a name of `MODELS`; of width 256 and four heads.
+        model: a name of `MODELS`, or `FLOAT8`; of width 256 and four heads.
         dtype: "float32", or "bfloat16" for autocast.
         layers: number of blocks.
         batch, tokens: sequences, and the length of each.
@@ -78,10 +80,14 @@ class LanguageModel(nn.Module):
 
 
 def model_of(case: Case) -> LanguageModel:
-    """Return the case's model with the weights of seed 0."""
+    """Return the case's model with the weights of seed 0.
+
+    Raises:
+        FewbitError: for `FLOAT8` without torchao.
+    """
     torch.manual_seed(0)
     length = max(case.tokens, LONGEST)
-    if case.model == "Llama":
+    if case.model != "GPT-2":
         names = "a Llama", "LlamaForCausalLM", "LlamaConfig"
         sizes = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": case.layers}
         options = {**sizes, "num_attention_heads": 4, "max_position_embeddings": length}
@@ -89,7 +95,23 @@ def model_of(case: Case) -> LanguageModel:
         names = "GPT-2", "GPT2LMHeadModel", "GPT2Config"
         sizes = {"n_embd": 256, "n_layer": case.layers, "n_head": 4, "n_positions": length}
         options = {**sizes, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    return LanguageModel(OfTransformers(*names, VOCABULARY, **options))
+    model = LanguageModel(OfTransformers(*names, VOCABULARY, **options))
+    return _in_float8(model) if case.model == FLOAT8 else model
+
+
+def _in_float8(model: LanguageModel) -> LanguageModel:
+    try:
+        from torchao.float8 import (  # pyright: ignore[reportMissingImports]
+            Float8LinearConfig,
+            convert_to_float8_training,
+        )
+    except ImportError:
+        raise FewbitError(f"{FLOAT8} needs torchao: pip install torchao") from None
+
+    def in_a_block(_: nn.Module, name: str) -> bool:
+        return ".layers." in name  # and not the head, as torchao advises
+
+    return convert_to_float8_training(model, module_filter_fn=in_a_block, config=Float8LinearConfig(emulate=True))
 
 
 def tokens_of(case: Case) -> Tensor:
@@ -115,7 +137,7 @@ class Training:
             enable = getattr(of_blocks, "activation_checkpointing_enable", None)
             (enable or of_blocks.gradient_checkpointing_enable)({"use_reentrant": False})
         if variant == LEVEL:
-            convert(self.own, level="L2", glu="parts" if case.model == "Llama" else None)
+            convert(self.own, level="L2", glu="parts" if case.model != "GPT-2" else None)
         self.model: Model = self._compiled() if compiles(variant, case) else self.own
 
     def _compiled(self) -> Model:

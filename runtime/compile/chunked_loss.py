@@ -19,17 +19,9 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional as F
 
-from ..layers.chunked_loss import (
-    AS_IT_IS,
-    LossOptions,
-    Squash,
-    loss_and_gradients,
-    save_gradients,
-    saved_gradients,
-    sum_dtype,
-    without_autocast,
-)
+from ..layers.chunked_loss import loss_and_gradients, save_gradients, saved_gradients, sum_dtype, without_autocast
 from ..layers.deferred_logits import SUMMED_IN_FLOAT32, deferred, keeps_rows, linear_in_graph
+from ..layers.loss_of_chunk import AS_IT_IS, LossOptions, Squash
 from ..ops.declare import ONCE, PURE, Call, declare
 
 Finish = Callable[[Sequence[Any], Sequence[Any]], list[Any]]

@@ -15,8 +15,8 @@ from torch import nn
 
 from ...tables import FewbitError
 from ...tables.errors import shown
-from ..layers.chunked_loss import LossOptions
 from ..layers.deferred_logits import ChunkedHead
+from ..layers.loss_of_chunk import LossOptions
 from .find import Found, modules_of
 from .method import Activations, Applied, Method, Task
 from .report import Replaced, one_line
