@@ -81,7 +81,12 @@ def model_of(trains: str) -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    sizes = {"vocab_size": WORDS, "hidden_size": WIDTH, "intermediate_size": 704, "num_hidden_layers": 2}
+    sizes: dict[str, Any] = {
+        "vocab_size": WORDS,
+        "hidden_size": WIDTH,
+        "intermediate_size": 704,
+        "num_hidden_layers": 2,
+    }
     model: Any = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, use_cache=False))
     if trains == "adapters":
         for layer in model.requires_grad_(False).model.layers:
@@ -150,7 +155,7 @@ def measure(trains: str, how: str, rounds: int = 9) -> Row:
     freed = {"torch": plain.model.zero_grad, "chunked": chunked.model.zero_grad}
     times = take_turns(runs, rounds, clock=computing, after=lambda who: freed[who](), rotate=True)
     middles = 1000 * times.median("torch"), 1000 * times.median("chunked")
-    peaks = [_peak_apart(trains, how, chunks) for chunks in (False, True)]
+    peaks = _peak_apart(trains, how, False), _peak_apart(trains, how, True)
     return Row(trains, how, *middles, times.ratio("chunked", to="torch"), *peaks, difference)
 
 

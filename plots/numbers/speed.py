@@ -118,6 +118,24 @@ def _on_two_threads(llama: File, gpt2: File) -> Iterator[str]:
     yield f"GPT-2: {first}, {' and '.join(plain(float(other), 3) for other in others)}"
 
 
+_FLOAT8 = {"compile": "`torch.compile` alone", "checkpoint": "checkpointing of each block, eager", **_BITS}
+
+
+def _compiled_in_float8(file: File) -> Iterator[str]:
+    for found in file["rows"]:
+        if found["variant"] in _FLOAT8 or found["variant"] == "fewbit-3":
+            name = _FLOAT8.get(found["variant"], "fewbit, 3 bits")
+            parts = (plain(found["kept_ratio"], 2), plain(found["ratio"], 2), plain(found["error"], 3))
+            yield row(name, f"{plain(found['kept'] / 1e6, 1)} MB", *parts, plain(found["loss"], 4))
+
+
+def _losses(file: File) -> Iterator[str]:
+    for found in file["rows"]:
+        sizes = (f"{plain(found[key] / MIB, 0)} MiB" for key in ("torch_peak", "chunked_peak"))
+        error = found["difference"]
+        yield row(found["trains"], found["how"], *sizes, plain(found["ratio"], 2), "0" if error < 1e-5 else plain(error, 3))
+
+
 def _eager(file: File) -> Iterator[str]:
     def pair(variant: str, key: str) -> str:
         return " and ".join(plain(r[key], 2) for r in of(file["rows"], variant=variant))
@@ -321,6 +339,8 @@ SPEED = (
     Source(
         "plots/results/compiled.md", ("compiled-llama-wall-cpu.json", "compiled-gpt2-wall-cpu.json"), _on_two_threads
     ),
+    Source("plots/results/compiled.md", ("compiled-float8-cpu.json",), _compiled_in_float8),
+    Source("plots/results/memory.md", ("losses-cpu.json",), _losses),
     Source("plots/results/compiled.md", ("compiled-cpu.json",), _eager),
     Source("plots/results/blpa.md", ("blpa-patches.json",), _patches),
     Source("plots/results/alternatives.md", ("alternatives-cpu.json",), _alternatives),

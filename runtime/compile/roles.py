@@ -29,8 +29,8 @@ import torch
 from torch import fx
 from torch._inductor import inductor_prims
 
+from ..layers.loss_in_graphs import chunked_loss
 from .attention import argument_names, is_attention
-from .chunked_loss import chunked_loss
 from .codes import hint
 from .delicate import Delicate, is_tamed, operands_of
 from .factors import arguments_of, is_factor

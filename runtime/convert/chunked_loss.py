@@ -33,7 +33,7 @@ class ChunkedLoss(Method):
     around them too; of any other model those named here. Labels may be shifted or not, ignored or smoothed; logits may
     be scaled or capped before the loss. A loss other than torch's `cross_entropy`, or with weights of classes or
     without reduction, is computed as before, and so it is where no gradients are recorded. In compiled code a loss is
-    in chunks by `torch.compile(model, backend="fewbit")`, of heads without adapters; for other backends it is torch's.
+    in chunks by `torch.compile(model, backend="fewbit")`; for other backends it is torch's.
 
     Attributes:
         heads: names of Linear layers as in `named_modules()`, or one; by default the model's own.

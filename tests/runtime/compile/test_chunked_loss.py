@@ -1,5 +1,7 @@
 """Losses in chunks in compiled graphs: torch's loss and gradients, without logits; logits that are read later."""
 
+import copy
+
 import fewbit
 import pytest
 import torch
@@ -97,9 +99,61 @@ def test_is_torchs_loss(loss, bias):
     exact, model = in_and_out_of_chunks(loss, bias=bias)
     function, called = compiled(model)
     expected, found = exact(*given()), function(*given())
-    assert "_loss_in_graph" in called and "linear_in_graph" not in called
+    assert "loss_in_graph" in called and "linear_in_graph" not in called
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(gradients(model, 3 * found), gradients(exact, 3 * expected))
+
+
+class Adapted(nn.Module):
+    """A linear layer, and an adapter beside it, whose sum has another factor."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer.requires_grad_(False)
+        self.down, self.up = nn.Linear(FEATURES, 3, bias=False).double(), nn.Linear(3, VOCABULARY, bias=False).double()
+
+    def forward(self, x):
+        return self.layer(x) + self.up(self.down(x)) * 0.5
+
+
+@pytest.mark.parametrize("loss", [rows, shifted, capped])
+@pytest.mark.parametrize("returns", [True, False])
+def test_a_head_with_an_adapter(loss, returns):
+    """Both are one sum in the chunks, and in the logits that are returned."""
+    exact = Model(lambda x, labels: (loss(x, labels), x) if returns else loss(x, labels))
+    exact.head = Adapted(exact.head)
+    model = copy.deepcopy(exact)
+    fewbit.convert(model, fewbit.ChunkedLoss("head", chunk_size=4))
+    function, called = compiled(model)
+    expected, found = exact(*given()), function(*given())
+    assert "loss_in_graph" in called and "linear_in_graph" not in called
+    if returns:
+        (expected, plain), (found, logits) = expected, found
+        assert type(logits) is DeferredLogits
+        assert torch.equal(logits.detach() + 0, plain.detach())
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(gradients(model, 3 * found), gradients(exact, 3 * expected))
+
+
+@pytest.mark.parametrize("bits", [None, 2])
+def test_a_z_loss_in_a_graph(bits):
+    """The loss alone, called in compiled code: its gradients are what eager code saves, whatever the bits."""
+    torch.manual_seed(0)
+    hidden, weight = (
+        torch.randn(20, FEATURES, requires_grad=True),
+        torch.randn(VOCABULARY, FEATURES, requires_grad=True),
+    )
+
+    def loss(hidden, weight):
+        labels = torch.arange(20) % 7 - 1
+        return fewbit.layers.chunked_cross_entropy(hidden, weight, labels, ignore_index=-1, z_loss=0.1, chunk_size=6)
+
+    torch.compiler.reset()
+    function = torch.compile(loss, backend="fewbit", fullgraph=True, options={"bits": bits, "smallest": 0})
+    found, expected = function(hidden, weight), loss(hidden, weight)
+    torch.testing.assert_close(found, expected)
+    own, others = (torch.autograd.grad(each, (hidden, weight)) for each in (found, expected))
+    torch.testing.assert_close(own, others)
 
 
 @pytest.mark.parametrize("loss", [with_accuracy, of_classes, squared])
@@ -107,7 +161,7 @@ def test_is_computed_as_before_where_it_needs_logits(loss):
     exact, model = in_and_out_of_chunks(loss)
     function, called = compiled(model)
     expected, found = exact(*given()), function(*given())
-    assert "_loss_in_graph" not in called
+    assert "loss_in_graph" not in called
     torch.testing.assert_close(gradients(model, found), gradients(exact, expected))
 
 
@@ -122,7 +176,7 @@ def test_returned_logits_are_computed_when_they_are_read(inside):
     function, called = compiled(model)
     x, labels = given()
     found, logits = function(x, labels)
-    assert ("_loss_in_graph" in called) == inside and "linear_in_graph" not in called
+    assert ("loss_in_graph" in called) == inside and "linear_in_graph" not in called
     expected, plain = exact(x, labels)
     assert type(logits) is DeferredLogits and logits.shape == plain.shape
     total = (found if inside else rows(logits, labels)) + logits.square().mean()

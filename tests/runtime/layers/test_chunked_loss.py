@@ -254,7 +254,7 @@ def test_products_in_16_bits_are_added_in_32_where_a_gpu_can(monkeypatch):
     exact = plain(hidden.double(), weight.double(), bias.double(), labels)
     (expected,) = torch.autograd.grad(exact, weight)
     found = [torch.autograd.grad(chunked_cross_entropy(hidden, weight, labels, bias), weight)[0]]
-    monkeypatch.setattr("fewbit.runtime.layers.chunked_loss._adds_to_float32", lambda total: True)
+    monkeypatch.setattr("fewbit.runtime.layers.loss_over_chunks._adds_to_float32", lambda total: True)
     monkeypatch.setattr(torch, "addmm", addmm)
     found.append(torch.autograd.grad(chunked_cross_entropy(hidden, weight, labels, bias), weight)[0])
     waiting, added = ((one.double() - expected.double()).norm() for one in found)
