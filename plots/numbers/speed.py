@@ -133,7 +133,9 @@ def _losses(file: File) -> Iterator[str]:
     for found in file["rows"]:
         sizes = (f"{plain(found[key] / MIB, 0)} MiB" for key in ("torch_peak", "chunked_peak"))
         error = found["difference"]
-        yield row(found["trains"], found["how"], *sizes, plain(found["ratio"], 2), "0" if error < 1e-5 else plain(error, 3))
+        yield row(
+            found["trains"], found["how"], *sizes, plain(found["ratio"], 2), "0" if error < 1e-5 else plain(error, 3)
+        )
 
 
 def _eager(file: File) -> Iterator[str]:

@@ -150,11 +150,11 @@ def plans(device: str) -> Said:
     """Train six blocks by plans for three fifths of the exact step's memory, and hold the allocator's peak to it."""
     count = 6 if device == "cuda" else 1
     warm, x = _blocks(device, count)
-    _peak(warm, warm, x)  # libraries take their workspaces
+    _peaks(warm, warm, x)  # libraries take their workspaces
     del warm
     found: dict[str, Any] = {}
     model, _ = _blocks(device, count)
-    exact = _peak(model, model, x)
+    exact, _ = _peaks(model, model, x)
     state = 4 * sum(p.numel() * p.element_size() for p in model.parameters())
     del model
     for name, how in PLANS.items():
@@ -164,8 +164,10 @@ def plans(device: str) -> Said:
             memory = int(state + _PART * (exact - state)) if device == "cuda" else 2**30
             name = "adamw-fused" if device == "cuda" else "adamw"
             fitted = fit(own, x, loss=_square, memory=memory, optimizer=name, **how)
-            peak, plan = _peak(own, own, x), fitted.plan
+            (peak, requested), plan = _peaks(own, own, x), fitted.plan
             numbers = {"memory": memory, "exact": exact, "planned": plan.peak.total, "peak": peak}
+            # What is left of a block, up to a MiB of each that is larger, the allocator gives away with it.
+            numbers["requested"] = requested
             methods = Counter(choice.method for choice in plan.choices)
             said = {"error": plan.error, "time": plan.time, "methods": dict(methods)}
             return {**numbers, **said, "within": peak <= memory}
@@ -177,8 +179,9 @@ def _square(y: Tensor) -> Tensor:
     return y.square().mean()
 
 
-def _peak(model: nn.Module, call: Callable[[Tensor], Tensor], x: Tensor) -> int:
-    """Return the most bytes of the third step of a training, above what is there without the model; 0 on the CPU."""
+def _peaks(model: nn.Module, call: Callable[[Tensor], Tensor], x: Tensor) -> tuple[int, int]:
+    """Return the most bytes of the third step of a training, above what is there without the model, as the allocator
+    gave them and as they were asked for; 0 on the CPU."""
     held = sum(p.untyped_storage().nbytes() for p in model.parameters())
     before = torch.cuda.memory_allocated() - held if x.is_cuda else 0
     optimizer = torch.optim.AdamW(model.parameters(), fused=x.is_cuda)
@@ -188,7 +191,9 @@ def _peak(model: nn.Module, call: Callable[[Tensor], Tensor], x: Tensor) -> int:
         _square(call(x)).backward()
         optimizer.step()
         optimizer.zero_grad()
-    return torch.cuda.max_memory_allocated() - before if x.is_cuda else 0
+    if not x.is_cuda:
+        return 0, 0
+    return torch.cuda.max_memory_allocated() - before, torch.cuda.memory_stats()["requested_bytes.all.peak"] - before
 
 
 class Language(nn.Module):
