@@ -82,7 +82,7 @@ OF_SCORES = frozenset(
 )
 ACTIVATIONS = frozenset(row.name for row in ROWS if row.in_torch)
 # Functions that divide each row by its own norm or deviation: a row of zeros, as of padding, has to stay one.
-OF_ROWS = frozenset(("pow", "layer_norm", "rms_norm"))
+OF_ROWS = frozenset(("pow", "square", "layer_norm", "rms_norm"))
 _DROPOUTS = frozenset(("scaled_dot_product_attention", "multi_head_attention_forward"))
 # At 0 their gradients jump: a sign that flips costs a tenth of it at 8 bits.
 _SIGNED = frozenset(("prelu", "elu", "selu"))
@@ -177,6 +177,11 @@ def _of_product(name: str, args: Sequence[Any], _: Mapping[str, Any]) -> Rule:
     return _rule("linear" if any(isinstance(x, Tensor) and (stays(x) or of_parameters(x)) for x in args) else name)
 
 
+def _of_own_product(name: str, args: Sequence[Any], _: Mapping[str, Any]) -> Rule:
+    """Take `x * x` for a square."""
+    return _rule("square" if len(args) > 1 and args[0] is args[1] else name)
+
+
 def _of_power(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Rule:
     exponent = _argument(args, kwargs, 1, "exponent")
     return _rule("pow" if isinstance(exponent, int | float) and (exponent >= 1 or exponent == 0) else "norm")
@@ -234,6 +239,7 @@ _READERS: Mapping[str, Callable[[str, Sequence[Any], Mapping[str, Any]], Rule]] 
     **dict.fromkeys(_EXACT_OPERANDS, _of_operand),
     **dict.fromkeys(_PRODUCTS, _of_product),
     **dict.fromkeys(_POWERS, _of_power),
+    **dict.fromkeys(("mul", "multiply", "imul"), _of_own_product),
     **dict.fromkeys(_REDUCTIONS, _of_reduction),
     **dict.fromkeys(_NORMALIZATIONS, _of_normalization),
     **dict.fromkeys(("clamp", "clip", "clamp_min", "clamp_max"), _of_clamp),

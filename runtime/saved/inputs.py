@@ -75,17 +75,22 @@ _LISTS, _DICTIONARIES = (list, set, deque), (dict, OrderedDict, defaultdict)
 class Inputs:
     """The tensors among the arguments of a call, and how they are saved.
 
+    Args:
+        saver: of what is rounded.
+        shared: codes of other calls.
+        fewest: elements a channel, below which an input is saved as it is.
+
     Attributes:
         tensors: that are saved.
         exact: those of them that are inputs themselves.
         lent: tensors that the caller holds.
     """
 
-    def __init__(self, saver: Saver, shared: "Shared") -> None:
+    def __init__(self, saver: Saver, shared: "Shared", fewest: int = 0) -> None:
         self.tensors: list[Tensor] = []
         self.exact: list[Tensor] = []
         self.lent: list[_Lent] = []
-        self._saver, self._shared = saver, shared
+        self._saver, self._shared, self._fewest = saver, shared, fewest
         self._seen: dict[int, Any] = {}
 
     def form(self, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
@@ -134,7 +139,8 @@ class Inputs:
         if id(x) in self._seen:
             return self._seen[id(x)]
         start = len(self.tensors)
-        if not _is_rounded(x) or isinstance(self._saver, ExactSaver):
+        few = x.dim() > 1 and x.numel() < self._fewest * x.shape[1]
+        if few or not _is_rounded(x) or isinstance(self._saver, ExactSaver):
             self.tensors.append(x)
             self.exact.append(x)
             self._seen[id(x)] = _Input(start)
