@@ -4,6 +4,7 @@ Expressions mean the same in every process. A callable is known in the process t
 `Forward` lives.
 """
 
+from collections.abc import Sequence
 from weakref import WeakValueDictionary
 
 from ...tables import FewbitError
@@ -22,6 +23,11 @@ def forward_of(name: str) -> Forward:
         FewbitError: there is no such function.
     """
     return FORWARDS.get(name) or custom_forward(name)
+
+
+def key_of(parameters: Sequence[float]) -> tuple[str, ...]:
+    """Return a function's parameters as a key: 0.0 and -0.0 are one as numbers, and are two functions."""
+    return tuple(map(repr, parameters))
 
 
 def custom_forward(name: str) -> Forward:

@@ -12,7 +12,7 @@ from ...tensors import host_memory
 from ...tensors.layout import with_stride
 from ...tensors.packing import packed_size
 from ...tensors.table_registry import prepare
-from ..forwards import forward_of
+from ..forwards import forward_of, key_of
 from ..torch_functions import Forward
 from .activation_kernels import BLOCK, FORMATS, LINEAR_LIMIT, encode_kernel, look_up_kernel, multiply_kernel
 from .threads import Kernel, one_thread, run
@@ -25,7 +25,7 @@ _LESS_THAN_A_VECTOR = 63  # torch's step is two AVX-512 registers, 64 elements
 def activation(x: Tensor, function: str, parameters: Sequence[float], table: str) -> tuple[Tensor, Tensor]:
     """Return f(x), by torch's own function with torch's strides, and its packed codes in that memory order."""
     if x.dtype.itemsize == 2 and x.numel() >= _LEAST_LOOKED_UP and x.is_contiguous():
-        entries = _entries(function, tuple(parameters), table, x.dtype, torch._C._get_mkldnn_enabled())
+        entries = _entries(function, key_of(parameters), table, x.dtype, torch._C._get_mkldnn_enabled())
         if entries is not None:
             bits = prepare(table, x.dtype, x.device).bits
             n = x.numel()
@@ -77,7 +77,7 @@ def _shown(tensor: Tensor) -> str:
 
 @lru_cache(maxsize=64)
 def _entries(
-    function: str, parameters: tuple[float, ...], table: str, dtype: torch.dtype, mkldnn: bool
+    function: str, parameters: tuple[str, ...], table: str, dtype: torch.dtype, mkldnn: bool
 ) -> np.ndarray | None:
     """Return uint32 (65536,): for every 16-bit x the bits of f(x), above them the code; None if `_values` is None."""
     y = _values(function, parameters, dtype, mkldnn)
@@ -91,7 +91,7 @@ def _entries(
 
 
 @lru_cache(maxsize=64)
-def _values(function: str, parameters: tuple[float, ...], dtype: torch.dtype, mkldnn: bool) -> Tensor | None:
+def _values(function: str, parameters: tuple[str, ...], dtype: torch.dtype, mkldnn: bool) -> Tensor | None:
     """Return f(x) for every 16-bit x, or None if f(x) does not depend on x alone.
 
     Torch computes most elements by vector instructions, the last ones of a tensor and those of some layouts one by one,
@@ -103,13 +103,14 @@ def _values(function: str, parameters: tuple[float, ...], dtype: torch.dtype, mk
         return None
     with torch.no_grad(), torch.device("cpu"):
         every = _every_number(dtype)
-        y = forward.call(every, *parameters)
-        one_by_one = forward.call(torch.stack([every, every], 1)[:, 0], *parameters)
+        numbers = tuple(map(float, parameters))
+        y = forward.call(every, *numbers)
+        one_by_one = forward.call(torch.stack([every, every], 1)[:, 0], *numbers)
         if _same(y, one_by_one):
             return y
         # For example oneDNN's GELU, for contiguous tensors alone; it too has other instructions for the last elements.
         with one_thread():
-            ends = [forward.call(part, *parameters) for part in every.split(_LESS_THAN_A_VECTOR)]
+            ends = [forward.call(part, *numbers) for part in every.split(_LESS_THAN_A_VECTOR)]
     return y if _same(y, torch.cat(ends)) else None
 
 

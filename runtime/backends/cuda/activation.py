@@ -15,7 +15,7 @@ from ...tensors.dtypes import name_of
 from ...tensors.layout import as_dense, with_stride
 from ...tensors.packing import packed_size
 from ...tensors.table_registry import table_of
-from ..forwards import forward_of
+from ..forwards import forward_of, key_of
 from ..reference import activation as reference
 from .codegen import FORMULAS, Kernel, elements_per_block, kernel_source
 from .launching import Loaded, aligned, available, loaded
@@ -30,7 +30,7 @@ def activation(x: Tensor, function: str, parameters: Sequence[float], table: str
         return y, encode(with_stride(x, y.stride()), table)
     x = as_dense(x)
     y = empty_result(x)
-    kernel = _kernel("forward", table, x.dtype, x.get_device(), function, tuple(parameters))
+    kernel = _kernel("forward", table, x.dtype, x.get_device(), function, key_of(parameters))
     packed = _packed_for(x, kernel.bits)
     kernel.launch(x, x.data_ptr(), y.data_ptr(), packed.data_ptr())
     return y, packed
@@ -88,9 +88,9 @@ def _kernel(
     dtype: torch.dtype,
     device: int,
     function: str | None = None,
-    parameters: tuple[float, ...] = (),
+    parameters: tuple[str, ...] = (),
 ) -> _OfTable:
-    source = kernel_source(table_of(table), name_of(dtype), [name], function, parameters)
+    source = kernel_source(table_of(table), name_of(dtype), [name], function, tuple(map(float, parameters)))
     return _OfTable(table_of(table).bits, loaded(source, name, device))
 
 

@@ -16,6 +16,7 @@ from ...tensors.layout import with_stride
 from ...tensors.packing import packed_size
 from ...tensors.philox import Seed
 from ...tensors.table_registry import table_of
+from ..forwards import key_of
 from ..reference import glu as reference
 from ..reference.glu import Parts
 from . import per_group
@@ -109,11 +110,21 @@ def _serves(x: Tensor, function: str, parameters: Sequence[float], table: str, u
 def _launch(name: str, x: Tensor, plan: Constants, *arguments: int) -> None:
     """Run a kernel over the elements of `x` on its device."""
     if x.numel():
-        _kernel(name, name_of(x.dtype), plan, x.get_device()).launch(-(-x.numel() // ELEMENTS_PER_BLOCK), *arguments)
+        function, parameters, *rest = plan
+        kernel = _kernel(name, name_of(x.dtype), x.get_device(), function, key_of(parameters), *rest)
+        kernel.launch(-(-x.numel() // ELEMENTS_PER_BLOCK), *arguments)
 
 
 @cache
-def _kernel(name: str, dtype: str, plan: Constants, device: int) -> Loaded:
-    function, parameters, table, up_bits, act_bits = plan
-    source = glu_source(table_of(table), dtype, function, parameters, up_bits, act_bits)
+def _kernel(
+    name: str,
+    dtype: str,
+    device: int,
+    function: str,
+    parameters: tuple[str, ...],
+    table: str,
+    up_bits: int,
+    act_bits: int,
+) -> Loaded:
+    source = glu_source(table_of(table), dtype, function, tuple(map(float, parameters)), up_bits, act_bits)
     return loaded(source, name, device)

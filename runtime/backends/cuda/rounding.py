@@ -13,7 +13,7 @@ from ...tensors.packing import packed_size
 from ...tensors.philox import Seed
 from ...tensors.rounding_table import RoundingTable, prepare_rounding
 from ...tensors.table_registry import table_of
-from ..forwards import forward_of
+from ..forwards import forward_of, key_of
 from ..reference import rounding as reference
 from .activation import empty_result
 from .codegen import FORMULAS
@@ -32,7 +32,7 @@ def activation(x: Tensor, function: str, parameters: Sequence[float], table: str
     x, t = as_dense(x), prepare_rounding(table, x.device)
     y, packed = empty_result(x), torch.empty(packed_size(x.numel(), t.bits), dtype=torch.uint8, device=x.device)
     memory = (x.data_ptr(), y.data_ptr(), packed.data_ptr())
-    _launch(x, (table, function, tuple(parameters)), t.bits, *memory, *_lines(x, t), *seed_arguments(seed))
+    _launch(x, (table, function, key_of(parameters)), t.bits, *memory, *_lines(x, t), *seed_arguments(seed))
     return y, packed
 
 
@@ -58,7 +58,7 @@ def _bits(value: float) -> int:
     return int(np.float32(value).view(np.uint32))
 
 
-Forward = tuple[str, str, tuple[float, ...]]  # a table, and f
+Forward = tuple[str, str, tuple[str, ...]]  # a table, and f
 
 
 def _launch(x: Tensor, forward: Forward | None, bits: int, *arguments: int) -> None:
@@ -78,4 +78,4 @@ def _source(forward: Forward | None, dtype: str, bits: int) -> str:
     if forward is None:
         return rounding_source(dtype, bits)
     table, function, parameters = forward
-    return rounding_source(dtype, bits, table_of(table), function, parameters)
+    return rounding_source(dtype, bits, table_of(table), function, tuple(map(float, parameters)))

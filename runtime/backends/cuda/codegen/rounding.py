@@ -1,7 +1,6 @@
 """CUDA C++ source of the kernel that rounds at random to a table's levels, for one dtype and number of bits."""
 
 from collections.abc import Sequence
-from functools import cache
 
 from .....tables import Table
 from .source import NUMBERS, THREADS, pieces, table_text
@@ -10,7 +9,6 @@ ELEMENTS_PER_BLOCK = THREADS * 8  # a thread has the 8 elements whose codes are 
 _PIECES = ("numbers", "packing", "kernels", "eights", "philox", "gather", "rounding")
 
 
-@cache
 def rounding_source(
     dtype: str, bits: int, table: Table | None = None, function: str = "", parameters: Sequence[float] = ()
 ) -> str:

@@ -104,6 +104,11 @@ class TestLargeTensorsOfHalves:
         assert cpu._values("softshrink", (0.5,), dtype, True) is None
         assert cpu._values("silu", (), dtype, True) is not None
 
+    def test_of_slopes_of_0_and_minus_0_are_two(self, dtype, x):
+        for slope in (0.0, -0.0):
+            y, _ = cpu.activation(x, "leaky_relu", [slope], key_of(table_of_bits(3)))
+            assert torch.equal(y.signbit(), torch.nn.functional.leaky_relu(x, slope).signbit())
+
     def test_of_a_callable_are_what_it_returns_now(self, dtype, x):
         factor = 2.0
         ours = custom(lambda x: x * factor)

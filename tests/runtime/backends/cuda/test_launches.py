@@ -200,6 +200,16 @@ def test_no_memory_is_of_torch_s_default_dtype(driver, name):
     assert torch.float16 not in dtypes.found
 
 
+def test_slopes_of_0_and_minus_0_are_two_kernels(driver):
+    x = numbers(torch.float32, 0)
+    for slope in (0.0, -0.0):
+        activation.activation(x, "leaky_relu", [slope], KEY)
+        rounding.activation(x, "leaky_relu", [slope], AT_RANDOM, seed())
+        glu.forward(x, x, [seed(), seed()], "leaky_relu", [slope], KEY, 4, 4, False)
+    kernels = [launch.kernel for launch in driver.launches if launch.arguments]  # the trial has none
+    assert len(set(kernels)) == len(kernels) == 6
+
+
 def test_these_are_all_functions_of_the_backend():
     public = {
         f"{family.__name__.rpartition('.')[2]}.{name}"
