@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .nodes import SAME, is_view, packet, tensor_of
+from .nodes import SAME, is_view, packet, shape_of, tensor_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -45,14 +45,23 @@ def _range(node: fx.Node, known: Mapping[fx.Node, Range]) -> Range:
         return _clamped(*arguments)
     if name is aten.mul and node.args[0] is node.args[1]:
         return _power(arguments[0], 2)
-    if name is aten.sub and _is_largest_of(node.args[1], node.args[0]):
+    scale: Any = node.kwargs.get("alpha", 1)
+    if name is aten.sub and scale == 1 and _is_largest_of(node.args[1], node.args[0]):
         return (-math.inf, 0.0)
     if name in (aten.add, aten.sub):
-        scale: Any = node.kwargs.get("alpha", 1)
+        if isinstance(scale, fx.Node):  # a number that varies
+            return ANY
         arguments[1] = _product(arguments[1], _number(-scale if name is aten.sub else scale))
         return _sum(*arguments)
     if name is aten.rsub and not node.kwargs:
         return _sum(arguments[1], (-arguments[0][1], -arguments[0][0]))
+    if name is aten.copy:
+        return arguments[1]
+    if name is aten.div and node.kwargs.get("rounding_mode") is not None:
+        lo, hi = _quotient(*arguments)
+        return (math.floor(lo) if math.isfinite(lo) else lo), (math.ceil(hi) if math.isfinite(hi) else hi)
+    if name is aten.softplus and node.args[1:2] not in ((), (1,)):  # of another slope
+        return _NOT_NEGATIVE
     if name is aten.pow:
         exponent = node.args[1]
         return _power(arguments[0], exponent) if isinstance(exponent, int | float) else ANY
@@ -61,12 +70,25 @@ def _range(node: fx.Node, known: Mapping[fx.Node, Range]) -> Range:
 
 
 def _is_largest_of(node: Any, value: Any) -> bool:
-    """Return whether the node is a maximum over the elements of a value."""
-    while isinstance(node, fx.Node) and (is_view(node) or packet(node) in SAME):
+    """Return whether each number of a node is the maximum over those of a value beside which it stands."""
+    x = tensor_of(value) if isinstance(value, fx.Node) else None
+    while isinstance(node, fx.Node) and (packet(node) in SAME or packet(node) is aten.expand):
         node = node.all_input_nodes[0]
-    if isinstance(node, fx.Node) and node.target is operator.getitem and node.args[1] == 0:
+    if x is None or not isinstance(node, fx.Node):
+        return False
+    shape = shape_of(node)
+    while packet(node) in SAME or packet(node) in _IN_ORDER:
+        node = node.all_input_nodes[0]
+    if node.target is operator.getitem and node.args[1] == 0:
         node = node.args[0]
-    return isinstance(node, fx.Node) and packet(node) in (aten.amax, aten.max) and node.args[0] is value
+    if packet(node) not in (aten.amax, aten.max) or node.args[0] is not value:
+        return False
+    given: Any = node.args[1] if len(node.args) > 1 else ()
+    dims = {dim % max(x.ndim, 1) for dim in (given if isinstance(given, list | tuple) else (given,))}
+    if not dims or len(dims) == x.ndim:
+        return True
+    # Rows' maxima that stand in a row, or are turned, are beside other rows' numbers.
+    return shape == tuple("1" if dim in dims else str(size) for dim, size in enumerate(x.shape))
 
 
 def _of_argument(value: Any, known: Mapping[fx.Node, Range]) -> Any:
@@ -100,6 +122,8 @@ def _quotient(a: Range, b: Range, *_: Any) -> Range:
 def _power(a: Range, exponent: float) -> Range:
     if exponent < 0:
         return _quotient((1.0, 1.0), _power(a, -exponent))
+    if math.isinf(exponent):
+        return _NOT_NEGATIVE if a[0] >= 0 else ANY
     if exponent != int(exponent):
         return _monotone(lambda v: v**exponent)((max(a[0], 0.0), max(a[1], 0.0)))
     ends = _power_of(a[0], exponent), _power_of(a[1], exponent)
@@ -158,10 +182,11 @@ _FIXED: Mapping[Any, Range] = {
     aten.atan2: (-math.pi, math.pi),
     aten.sign: (-1.0, 1.0),
 }
+_IN_ORDER = {aten.view, aten._unsafe_view, aten.unsqueeze, aten.squeeze}  # dimensions of size 1 come and go
 # Results whose elements are, or lie between, elements of the first argument.
 _PASSING = {aten.clone, aten._to_copy, prims.convert_element_type, aten.cat, aten.stack, aten.index, aten.gather}
 _PASSING |= {aten.roll, aten.flip, prims.rev, aten.amax, aten.amin, aten.mean, aten.lift_fresh_copy, aten.repeat}
-_PASSING |= {aten.expand, aten.copy, aten.index_select}
+_PASSING |= {aten.expand, aten.index_select}
 _RULES: Mapping[Any, Callable[..., Range]] = {
     aten.mul: lambda a, b, *_: _product(a, b),
     aten.div: _quotient,

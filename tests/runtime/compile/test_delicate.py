@@ -462,6 +462,14 @@ AWAY = {
     "clamp": (lambda x: x.clamp(-3, 2).abs() + 0.5, (0.5, 3.5)),
     "reciprocal": (lambda x: 1 / (x.abs() + 2), (0, 0.5)),
     "less its maximum": (lambda x: (x - x.amax()).exp(), (0, 1)),
+    "less a part of its maximum": (lambda x: torch.sub(x, x.amax(), alpha=0.5), (-torch.inf, torch.inf)),
+    "less its row's maximum": (lambda x: x - x.max(1).values[:, None], (-torch.inf, 0)),
+    "less another row's": (lambda x: x - x.amax(1), (-torch.inf, torch.inf)),
+    "less another row's, turned": (lambda x: x - x.amax(1, keepdim=True).mT, (-torch.inf, torch.inf)),
+    "copied": (lambda x: aten.copy(x.relu(), x), (-torch.inf, torch.inf)),
+    "rounded down": (lambda x: torch.div(-x.sigmoid(), 2, rounding_mode="floor"), (-1, 0)),
+    "softplus of another slope": (lambda x: F.softplus(x.relu(), beta=3), (0, torch.inf)),
+    "infinite power": (lambda x: x.sigmoid() ** float("inf"), (0, torch.inf)),
     "choice": (lambda x: torch.where(x > 0, x.tanh(), -x.exp()), (-torch.inf, 1)),
     "cube": (lambda x: x.relu() ** 3 - 1, (-1, torch.inf)),
 }
@@ -469,7 +477,7 @@ AWAY = {
 
 @pytest.mark.parametrize(("function", "expected"), AWAY.values(), ids=AWAY)
 def test_ranges(function, expected):
-    graph = torch.fx.experimental.proxy_tensor.make_fx(function)(torch.randn(8)).graph
+    graph = torch.fx.experimental.proxy_tensor.make_fx(function)(torch.randn(8, 8)).graph
     assert ranges_of(graph)[graph.output_node().args[0]] == pytest.approx(expected)
 
 
