@@ -156,7 +156,7 @@ class CompileOptions:
 
     def uuid(self) -> str:
         """Return what tells compilations with other options, another fewbit or another torch apart in a cache."""
-        return hashlib.sha256(f"{_sources()}{torch.__version__}{self!r}{self._rules!r}".encode()).hexdigest()
+        return hashlib.sha256(f"{_sources()}{torch.__version__}{self!r}{self._rules!r}{self.places!r}".encode()).hexdigest()
 
 
 def torch_budget(budget: float) -> AbstractContextManager[None]:

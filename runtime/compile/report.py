@@ -201,11 +201,12 @@ def _asked_of(model: nn.Module) -> tuple[Mapping[str, Any] | None, object | None
 class _Record:
     """A compiled graph; its report is None if it was in torch's cache, and no description of it on disk.
 
-    `asked` are the options as `torch.compile` was given them, `key` tells the same graph under the same options.
+    `asked` are the options as `torch.compile` was given them, `key` tells the same graph under the same options, and
+    `divided_by` the partitioner, by which alone a graph without parameters is found.
     """
 
     report: GraphReport | None
-    partitioner: object
+    divided_by: "weakref.ref[Any] | None"
     parameters: tuple["weakref.ref[nn.Parameter]", ...] = ()
     asked: Mapping[str, Any] | None = None
     key: str = ""
@@ -215,7 +216,14 @@ class _Record:
 
     @property
     def is_dead(self) -> bool:
-        return bool(self.parameters) and all(ref() is None for ref in self.parameters)
+        """Whether nobody can ask for it: kept, a graph that is compiled again and again would fill memory."""
+        if self.parameters:
+            return all(ref() is None for ref in self.parameters)
+        return self.partitioner is None
+
+    @property
+    def partitioner(self) -> object | None:
+        return None if self.divided_by is None else self.divided_by()
 
 
 @dataclass
@@ -232,7 +240,7 @@ class _Compilation:
         if not self.recorded:
             own = [id(ref()) for ref in self.parameters]
             _RECORDS[:] = [r for r in _RECORDS if r.key != self.key or [id(ref()) for ref in r.parameters] != own]
-        _add(_Record(report, partitioner, self.parameters, self.asked, self.key))
+        _add(_Record(report, _reference_to(partitioner), self.parameters, self.asked, self.key))
 
 
 _RECORDS: list[_Record] = []
@@ -260,7 +268,7 @@ def record(report: GraphReport, partitioner: object) -> None:
     """Keep the report of a graph that was just divided, here and on disk."""
     current = _compiling.get()
     if current is None:
-        _add(_Record(report, partitioner))
+        _add(_Record(report, weakref.ref(partitioner)))
         return
     current.add(report, partitioner)
     describe(report)
@@ -284,14 +292,20 @@ def ignore() -> None:
         current.recorded = True
 
 
+def _reference_to(partitioner: object | None) -> "weakref.ref[Any] | None":
+    return None if partitioner is None else weakref.ref(partitioner)
+
+
 def _add(record: _Record) -> None:
     _RECORDS[:] = [r for r in _RECORDS if not r.is_dead]
     _RECORDS.append(record)
 
 
 def _key(graph: fx.GraphModule, inputs: Iterable[Any], options: CompileOptions) -> str:
-    described = [(tuple(map(str, x.shape)), x.dtype, x.requires_grad) for x in inputs if isinstance(x, Tensor)]
-    settings = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
+    tensors = [x for x in inputs if isinstance(x, Tensor)]
+    described = [(tuple(map(str, x.shape)), x.dtype, x.device.type, x.requires_grad) for x in tensors]
+    autocast = [torch.is_autocast_enabled(d) and torch.get_autocast_dtype(d) for d in ("cpu", "cuda")]
+    settings = torch.is_grad_enabled(), autocast
     return hashlib.sha256(f"{graph.code}{described}{settings}{options.uuid()}".encode()).hexdigest()
 
 

@@ -1,5 +1,6 @@
 """Which graphs `compile_report` reports of a model that was compiled several times."""
 
+import gc
 from typing import Any
 
 import fewbit
@@ -39,3 +40,22 @@ def test_what_was_compiled_again_counts_once_and_by_its_own_options() -> None:
     assert fewbit.compile_report(model).nbytes == auto + four
     few = compiled(model, backend="inductor", options=fewbit.inductor_options(bits=2, quantizer="groups"))
     assert 0 < fewbit.compile_report(few).nbytes < four
+
+
+def test_graphs_that_nobody_can_ask_for_are_forgotten() -> None:
+    """Without parameters a graph is found by its partitioner alone: else records pile up with each compilation."""
+    for width in (64, 128, 192, 256):
+        x = torch.randn(256, width, requires_grad=True)
+        torch.compile(lambda x: x.sin().exp().sum(), backend="fewbit", dynamic=False)(x).backward()
+        torch.compiler.reset()
+        gc.collect()
+    assert len(report._RECORDS) <= 1
+
+
+def test_a_description_is_that_of_the_device_and_of_what_autocast_casts_to() -> None:
+    graph, options = torch.fx.symbolic_trace(nn.ReLU()), report.CompileOptions()
+    keys = {report._key(graph, [torch.empty(2, device=device)], options) for device in ("cpu", "meta")}
+    for dtype in (torch.float16, torch.bfloat16):
+        with torch.autocast("cpu", dtype=dtype):
+            keys.add(report._key(graph, [torch.empty(2)], options))
+    assert len(keys) == 4
