@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,8 @@ def files_of_gpu_tests() -> list[str]:
 
 
 def _tests(name: str, share: float, files: Sequence[str], processes: int) -> Part:
-    split = ("-n", str(processes), "--dist", "worksteal") if processes else ()
+    parallel = processes and find_spec("xdist") is not None  # without it pytest refuses -n, and runs no test
+    split = ("-n", str(processes), "--dist", "worksteal") if parallel else ()
     skipped = ("-k", "not sanitizer", "--tb", "short", "-m", "gpu")
     caches = {"FEWBIT_TESTS_CACHE": str(Path("build/gpu-cache").absolute())}
     return Part(name, (*_PYTEST, *split, *skipped, *files), environment={VARIABLE: str(share), **caches})

@@ -129,6 +129,12 @@ def test_the_files_of_gpu_tests_are_found():
     assert len(files) < 30
 
 
+def test_without_xdist_tests_run_in_one_process(monkeypatch):
+    assert "-n" in suite.parts(1.0, 8, False)[0][0].arguments
+    monkeypatch.setattr(suite, "find_spec", lambda name: None)
+    assert all("-n" not in stage[0].arguments for stage in suite.parts(1.0, 8, False))
+
+
 def test_a_tenth_of_the_tests_has_one_of_each_function_and_the_rest_all_others():
     names = [f"a.py::test_{function}[{i}]" for function in range(20) for i in range(50)]
     tenth, rest = plugin.chosen(names, 0.1), plugin.chosen(names, -0.1)
