@@ -156,7 +156,8 @@ class CompileOptions:
 
     def uuid(self) -> str:
         """Return what tells compilations with other options, another fewbit or another torch apart in a cache."""
-        return hashlib.sha256(f"{_sources()}{torch.__version__}{self!r}{self._rules!r}{self.places!r}".encode()).hexdigest()
+        of_names = self._rules, dict(self.places)  # a mapping may have any repr
+        return hashlib.sha256(f"{_sources()}{torch.__version__}{self!r}{of_names!r}".encode()).hexdigest()
 
 
 def torch_budget(budget: float) -> AbstractContextManager[None]:
@@ -177,7 +178,8 @@ def _sources() -> str:
     """Return a digest of the source that decides what the compiled graphs compute, and of what they call."""
     digest = hashlib.sha256()
     runtime = Path(__file__).parents[1]
-    patterns = ("compile/*.py", "backends/*/per_group.py", "backends/*/rotated.py", "ops/*.py")
+    # Of tensors/ graphs have signs, edges, planes and random bits.
+    patterns = ("compile/*.py", "tensors/*.py", "backends/*/per_group.py", "backends/*/rotated.py", "ops/*.py")
     for file in sorted(file for pattern in patterns for file in runtime.glob(pattern)):
         digest.update(file.read_bytes())
     return digest.hexdigest()

@@ -1,13 +1,15 @@
 """Which graphs `compile_report` reports of a model that was compiled several times."""
 
 import gc
+from pathlib import Path
 from typing import Any
 
 import fewbit
 import pytest
 import torch
 from compiled import op_by_op
-from fewbit.runtime.compile import report
+from fewbit.runtime.compile import options, report
+from fewbit.runtime.compile.options import CompileOptions
 from torch import nn
 
 X = torch.randn(256, 64)
@@ -53,9 +55,22 @@ def test_graphs_that_nobody_can_ask_for_are_forgotten() -> None:
 
 
 def test_a_description_is_that_of_the_device_and_of_what_autocast_casts_to() -> None:
-    graph, options = torch.fx.symbolic_trace(nn.ReLU()), report.CompileOptions()
-    keys = {report._key(graph, [torch.empty(2, device=device)], options) for device in ("cpu", "meta")}
+    graph, chosen = torch.fx.symbolic_trace(nn.ReLU()), CompileOptions()
+    keys = {report._key(graph, [torch.empty(2, device=device)], chosen) for device in ("cpu", "meta")}
     for dtype in (torch.float16, torch.bfloat16):
         with torch.autocast("cpu", dtype=dtype):
-            keys.add(report._key(graph, [torch.empty(2)], options))
+            keys.add(report._key(graph, [torch.empty(2)], chosen))
     assert len(keys) == 4
+
+
+def test_a_cached_graph_is_of_the_same_sources_and_the_same_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Named(dict[str, Any]):
+        __repr__ = object.__repr__
+
+    places: Any = Named({"mlp:mm": 2})
+    before = CompileOptions(bits=places).uuid()
+    places["mlp:mm"] = 4
+    assert CompileOptions(bits=places).uuid() != before
+    as_it_is, read = options._sources.__wrapped__(), Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda file: b"" if file.name == "rotation.py" else read(file))
+    assert options._sources.__wrapped__() != as_it_is
