@@ -36,9 +36,8 @@ from ..demo.data import endless_indices, shuffled_digits
 from ..demo.runs import averaging_window
 from ..demo.small_networks import resnet
 from ..demo.trainer import Curve, Trainee, cross_entropy, learning_rate_factor
-from ..figures.accuracy import plot_accuracy
-from ..figures.lines import Line
-from ..figures.style import BLUE, GREEN, ORANGE, VERMILION
+from ..figures.lines import Line, draw_lines
+from ..figures.style import BLUE, GREEN, INK, ORANGE, VERMILION, entitle
 from ..intervals import Interval, differences, interval
 from .curves import tested
 from .experiment import Case, Experiment, Row
@@ -237,3 +236,31 @@ def seconds(case: Case) -> float:
 
 
 EXPERIMENT = Experiment("accuracy", cases, measure, seconds, lines, draw)
+
+
+# ---- the figure ------------------------------------------------------------------------------------------------------
+
+
+def plot_accuracy(
+    message: str, losses: Sequence[Line], gaps: Sequence[Line], ways: Sequence[Line], exact: float
+) -> Figure:
+    """Return a figure of three panels against bits.
+
+    Args:
+        message: the title.
+        losses: final training losses, a line for each scale.
+        gaps: test accuracies less exact's, in points, for each scale.
+        ways: test losses less exact's of mixed precision, for each estimate of gradients and kind of levels.
+        exact: the final training loss of exact runs.
+    """
+    figure = Figure(figsize=(13.2, 4.2), layout="constrained", facecolor="white")
+    entitle(figure, message)
+    falling, right, comparing = figure.subplots(1, 3)
+    draw_lines(falling, losses, "bits", "final training loss; dotted: exact", scale=("log", "log"))
+    falling.axhline(exact, color=INK, linewidth=1, linestyle=":")
+    draw_lines(right, gaps, "bits", "test accuracy less exact's, points", scale=("log", "symlog"))
+    right.yaxis.set_major_formatter("{x:g}")
+    draw_lines(comparing, ways, "bits", "per layer: test loss less exact's", scale=("log", "linear"))
+    for axes in (right, comparing):
+        axes.axhline(0, color=INK, linewidth=1, linestyle=":")
+    return figure
