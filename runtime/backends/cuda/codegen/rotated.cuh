@@ -289,7 +289,8 @@ template <class T, int size> struct Exchange {
 template <int bits> struct Nearest {
     static constexpr int half = 1 << (bits - 1);
     static constexpr bool few = bits <= 3;  // edges and levels are in registers
-    float edges[few ? half : 1], levels[few ? half : 1], deviation;
+    static constexpr int hoisted = few ? half : 3;  // else the products of the first two comparisons
+    float edges[hoisted], levels[few ? half : 1], deviation;
     const float *all_edges, *all_levels;
     __device__ Nearest(const float* edge_of, const float* level_of, float deviation)
         : deviation(deviation), all_edges(edge_of), all_levels(level_of)
@@ -298,6 +299,11 @@ template <int bits> struct Nearest {
 #pragma unroll
             for (int i = 0; i < half; ++i)
                 edges[i] = __fmul_rn(deviation, edge_of[i]), levels[i] = level_of[i];
+        }
+        else {
+#pragma unroll
+            for (int i = 0; i < 3; ++i)
+                edges[i] = __fmul_rn(deviation, edge_of[(i + 1) * half / 4 - 1]);
         }
     }
     __device__ u32 above(float from, float& level) const
@@ -318,9 +324,10 @@ template <int bits> struct Nearest {
             return u32(far) * 2 + farther;
         }
         else {
-            int found = 0;
+            const bool far = from > edges[1], farther = from > (far ? edges[2] : edges[0]);
+            int found = (far ? half / 2 : 0) + (farther ? half / 4 : 0);
 #pragma unroll
-            for (int step = half / 2; step > 0; step /= 2)
+            for (int step = half / 8; step > 0; step /= 2)
                 found += from > __fmul_rn(deviation, all_edges[found + step - 1]) ? step : 0;
             level = all_levels[found];
             return u32(found);
