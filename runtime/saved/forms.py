@@ -184,6 +184,28 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class Repeated:
+    """A sample in codes, in place of as many equal ones.
+
+    Attributes:
+        compressed: of the one.
+        shape: of all.
+    """
+
+    compressed: Compressed
+    shape: torch.Size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the codes."""
+        return self.compressed.nbytes
+
+    def decompress(self) -> Tensor:
+        """Return all samples, contiguous."""
+        return self.compressed.decompress().expand(self.shape).contiguous()
+
+
+@dataclass(frozen=True)
 class View:
     """Saved in place of a tensor: its shape, strides and offset in a block."""
 

@@ -83,6 +83,8 @@ def compress_saved_tensors(
     torch's hooks. A second derivative (`create_graph=True`) is that of the graph at the decompressed values. Inside a
     compiled function the context causes a graph break.
 
+    Of equal samples, such as a batch of queries that a model learns, one is saved, so that they stay equal.
+
     A piece of memory is saved once: where one of its users must have it exactly, all have, and it never takes more than
     without the context. sin and cos save their angle without whole turns.
 

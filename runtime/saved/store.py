@@ -21,7 +21,7 @@ from ..tensors.casts import cast_key
 from ..tensors.layout import as_dense
 from ..tensors.plain import is_abstract
 from .exactness import OF_ROWS, Rule
-from .forms import Bits, Entry, Exact, InSides, Own, Probabilities, Signed, View
+from .forms import Bits, Entry, Exact, InSides, Own, Probabilities, Repeated, Signed, View
 
 _LEAST_GROUP = 8  # elements; shorter rows share a group all the same
 _TURN = 2 * pi
@@ -166,8 +166,11 @@ class Store:
             if x.dim() > 1 and hasattr(quantizer, "within"):
                 features = x.shape[min(range(x.dim()), key=x.stride)]
                 quantizer = within_rows(quantizer, features, rule.name)
-            compressed = quantizer.compress(x)
-            return compressed if _is_finite(compressed, x) else None
+            one = x[:1] if _repeats(x) else x
+            compressed = quantizer.compress(one)
+            if not _is_finite(compressed, one):
+                return None
+            return compressed if one is x else Repeated(compressed, x.shape)
 
     def _whole(self, x: Tensor, numel: int) -> Entry:
         """Return the whole memory of `x` as a block; what has been saved of it in codes refers to it from now on."""
@@ -221,6 +224,20 @@ def within_rows(quantizer: Any, features: int, function: str) -> Any:
 def _by_rows(quantizer: PerGroup, features: int) -> PerGroup:
     """Return the quantizer with a group for each row, where several would share one."""
     return replace(quantizer, group_size=features) if _LEAST_GROUP <= features < quantizer.group_size else quantizer
+
+
+def _repeats(x: Tensor) -> bool:
+    """Return whether `x` holds one sample as often as it has samples, such as queries that a model learns.
+
+    Rounded each by itself they would differ, and what cancels between them would not: h − h[:1] of equal rows is 0, and
+    at 8 bits the gradient behind it was off by .7 of its norm.
+    """
+    if x.dim() < 2 or x.shape[0] < 2 or x.numel() == 0 or not x.is_contiguous() or is_abstract(x):
+        return False
+    with torch._C.DisableTorchFunction():  # through the mode of the hooks it takes 4 % of a small step
+        if not torch.equal(x[0], x[1]):
+            return False
+        return torch.equal(x[1:], x[:1].expand(x.shape[0] - 1, *x.shape[1:]))
 
 
 def _is_wide(x: Tensor) -> bool:

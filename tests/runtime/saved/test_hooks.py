@@ -476,6 +476,18 @@ class TestBits:
             error = float((found[1] - found[0]).norm() / found[0].norm())
             assert error <= most and (error > 0) == (most > 0)
 
+    def test_equal_samples_stay_equal(self):
+        """So that what cancels between them does, as a batch of the same queries less its first."""
+        weight, g = torch.randn(64, 64, requires_grad=True), torch.randn(32, 64)
+        found = []
+        for context in (nullcontext(), compress_saved_tensors(PerGroup(8))):
+            with context:
+                h = (torch.linspace(-2, 2, 64) @ weight).expand(32, 64) * 1.0
+                y = h.sin() + torch.linspace(0, 1, 64)
+                (gradient,) = torch.autograd.grad(((y - y[:1]) * g).sum() + 1e-3 * y.sum(), weight)
+            found.append(gradient)
+        assert (found[1] - found[0]).norm() < 0.02 * found[0].norm()
+
     @pytest.mark.parametrize("features", [8, 16, 20, 48, 64, 96])
     @pytest.mark.parametrize("square", [lambda h: h.pow(2), torch.square, lambda h: h * h, lambda h: h**2])
     def test_rows_of_zeros_stay_where_rows_are_normalized(self, features, square):
