@@ -13,11 +13,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from matplotlib.figure import Figure
 
-from ..figures.finetuning import Way, plot_finetuning
 from ..intervals import Interval, differences, interval
 from .__main__ import RESULTS
 from .experiment import Case, Experiment, Row, run
-from .finetuning import EXACT, measure, seconds
+from .finetuning import EXACT, Way, measure, plot_finetuning, seconds
 
 SEEDS = range(5, 15)
 VARIANTS = (EXACT, "L2")

@@ -16,6 +16,7 @@ Holm's correction for the 14 ways.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from itertools import islice
 from pathlib import Path
@@ -34,7 +35,7 @@ from ...tables import FewbitError
 from ..demo import trainer
 from ..demo.data import Examples, endless_batches
 from ..demo.trainer import Trainee, cross_entropy, learning_rate_factor
-from ..figures.finetuning import Way, plot_finetuning
+from ..figures.style import BLUE, GREY, INK, VERMILION, entitle, style_axes
 from ..intervals import Interval, by_seed, differences, holm, interval
 from .curves import tested
 from .experiment import Case, Experiment, Row
@@ -47,6 +48,29 @@ VARIANTS = (EXACT, *(f"{kind}, {bits}" for kind in TABLES for bits in BITS), "L2
 SEEDS = range(5)
 STEPS, BATCH, LENGTH, LEARNING_RATE = 44, 16, 24, 3e-4
 ADAPT, CALIBRATION = 20, 4  # steps, batches
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to save activations.
+
+    Attributes:
+        name: display name.
+        mean, half: of the accuracy less exact's, and half its interval's width.
+        tasks: the mean of each task.
+        kept: bytes kept, as a share of exact's.
+    """
+
+    name: str
+    mean: float
+    half: float
+    tasks: Mapping[str, float]
+    kept: float
+
+    @property
+    def loses(self) -> bool:
+        """Whether the interval lies below zero."""
+        return self.mean < -self.half
 
 
 class Classifier(nn.Module):
@@ -206,3 +230,34 @@ def seconds(case: Case) -> float:
 
 
 EXPERIMENT = Experiment("finetuning", cases, measure, seconds, lines, draw)
+
+
+# ---- the figure ------------------------------------------------------------------------------------------------------
+
+
+def plot_finetuning(ways: list[Way]) -> Figure:
+    """Return a figure with a row for each way, the first on top."""
+    figure = Figure(figsize=(8.4, 1.3 + 0.27 * len(ways)), layout="constrained", facecolor="white")
+    left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
+    for axes in (left, right):
+        style_axes(axes)
+    left.axvline(0, color=INK, linewidth=0.8)
+    for row, way in enumerate(ways):
+        color = VERMILION if way.loses else BLUE
+        left.plot([100 * gap for gap in way.tasks.values()], [row] * len(way.tasks), "|", color=GREY, markersize=7)
+        left.errorbar(100 * way.mean, row, xerr=100 * way.half, fmt="o", color=color, markersize=5, capsize=3)
+        right.barh(row, way.kept, 0.6, color=color)
+        right.text(way.kept + 0.015, row, f"{way.kept:.2f}", va="center", size=8)
+    left.set_yticks(range(len(ways)), [way.name for way in ways])
+    left.invert_yaxis()
+    left.set_xlabel("test accuracy less exact's, in points;\ndot: mean of all tasks and seeds, stroke: of one task")
+    right.set_xlabel("bytes kept from forward to backward,\nas a share of exact training's")
+    right.set_xlim(0, 1.1)
+    lost = sum(way.loses for way in ways)
+    least = min(ways, key=lambda way: way.kept)
+    entitle(
+        figure,
+        f"{lost or 'None'} of {len(ways)} ways lose accuracy beyond chance; "
+        f"{least.name} keeps least, at {100 * least.mean:+.1f} points",
+    )
+    return figure
