@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from .__main__ import write
-from .measure import Row, row
-from .methods import METHODS
+from .measure import Row, converted, evaluated, fresh, gradient_fields, prepared, row, run
+from .methods import METHODS, WIDE_METHODS
 from .models import MODELS
-from .rules import across, violations
+from .rules import LARGEST_ERRORS, REASONS, across, violations
 from .wide import WIDE
 
 pytest.importorskip("transformers")
@@ -27,6 +27,19 @@ SOUND = Row("llama", "L2", evaluation=True, training=True, masks=True, state=Tru
 @pytest.mark.parametrize(("model", "method"), ROWS + WIDE_ROWS, ids=[" ".join(key) for key in ROWS + WIDE_ROWS])
 def test_row_breaks_no_rule(model, method):
     assert violations(row(model, method)) == []
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("key", REASONS, ids=" ".join)
+def test_reason_for_an_error_is_one(key):
+    """Without what it names, the rule holds."""
+    model, method = key
+    case = REASONS[key].without(WIDE[model].build(0.0))
+    evaluated(case)
+    near = prepared(fresh(case), WIDE_METHODS[method])
+    converted(near, WIDE_METHODS[method])
+    fields = gradient_fields(run(near, WIDE_METHODS[method].around), run(fresh(case)))
+    assert max(fields["weights"], fields["inputs"]) <= LARGEST_ERRORS[method] < REASONS[key].most
 
 
 def test_there_are_forty_models_of_transformers_alone():
