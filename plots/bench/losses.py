@@ -147,6 +147,7 @@ def command(trains: Sequence[str], how: Sequence[str], rounds: int) -> Iterator[
 
 def measure(trains: str, how: str, rounds: int = 9) -> Row:
     """Return one row; both losses take turns after two rounds of warm-up."""
+    torch.compiler.reset()  # else Dynamo would compile no more of the same code after eight models
     ids, model = tokens(), model_of(trains)
     plain, chunked = (Training(model, how, chunks) for chunks in (False, True))
     true = plain.gradients(ids)
