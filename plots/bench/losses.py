@@ -132,7 +132,7 @@ class Training:
 @click.option("--how", type=click.Choice([*COMPILED]), multiple=True, default=[*COMPILED], help="How the step runs.")
 @rounds_option(9, "Steps of each.")
 def command(trains: Sequence[str], how: Sequence[str], rounds: int) -> Iterator[Report]:
-    """Train with the loss in chunks of tokens and with torch's: time, peak memory, gradient.
+    """Train with the loss in chunks of tokens and with torch's: time, memory, gradient.
 
     Example: fewbit bench losses --trains "all weights" --how eager
     """
