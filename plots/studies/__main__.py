@@ -24,6 +24,7 @@ EXPERIMENTS = (
     "depth",
     "vquant_rescue",
     "deciding",
+    "naive",
     "largest",
     "counts",
     "two_bits",

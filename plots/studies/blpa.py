@@ -158,6 +158,7 @@ def network(images: Images, settings: Settings, variant: Variant = VARIANTS[0]) 
         torch.manual_seed(settings.seed)
         return preact_resnet(
             settings.depth,
+            int(images.training_classes.max()) + 1,
             width=max(1, round(variant.features * settings.width)),
             in_channels=images.training.shape[1],
             bits=variant.bits,
@@ -213,10 +214,17 @@ class LayerNoise:
         return {**vars(self), "errors": {str(bits): error for bits, error in self.errors.items()}}
 
 
-def trained(images: Images, settings: Settings, after_step: Callable[[], object] = lambda: None) -> PreActResNet:
-    """Return the exact network after training."""
-    model = network(images, settings)
-    trainer.train([_trainee(model, settings, Curve())], _batches(images, settings), after_step)
+def trained(
+    images: Images,
+    settings: Settings,
+    after_step: Callable[[], object] = lambda: None,
+    *,
+    variant: Variant = VARIANTS[0],
+    curve: Curve | None = None,
+) -> PreActResNet:
+    """Return the network of a variant after training, whose losses `curve` records."""
+    model = network(images, settings, variant)
+    trainer.train([_trainee(model, settings, curve or Curve())], _batches(images, settings), after_step)
     return model
 
 
@@ -297,7 +305,7 @@ def _batch(images: Images, count: int, draw: torch.Generator) -> tuple[Tensor, T
     x = images.training[chosen]
     down, right = torch.randint(-1, 2, (2,), generator=draw).tolist()
     x = torch.roll(x, (down, right), (2, 3))
-    if images.name not in ("digits", "mnist"):  # mirrored digits are not digits
+    if images.name not in ("digits", "mnist", "pairs"):  # mirrored digits are not digits
         mirrored = torch.rand(count, generator=draw) < 0.5
         x = torch.where(mirrored.view(-1, 1, 1, 1), x.flip(3), x)
     return x, images.training_classes[chosen]
