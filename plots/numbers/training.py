@@ -220,6 +220,12 @@ def _deciding(file: Mapping[str, Any]) -> Iterator[str]:
     yield f"by {gap(interval([a - b for a, b in zip(lateness['falls'], lateness['stays'], strict=True)]))}"
 
 
+def _naive(file: Mapping[str, Any]) -> Iterator[str]:
+    for run in of(file["rows"], seed=0):  # the one seed of which all ways have run
+        error, own = (f"{plain(100 * run[value], 1)} %" for value in ("error", "own_error"))
+        yield row(run["way"], short(run["loss"], 2), error, own)
+
+
 TRAINING = (
     Source("plots/results/curves.md", ("curves.json",), _curves),
     Source("plots/results/finetuning.md", ("finetuning.json",), _finetuning),
@@ -228,4 +234,5 @@ TRAINING = (
     Source("plots/results/depth.md", ("depth.json",), _depth),
     Source("plots/results/vquant_rescue.md", ("vquant_rescue.json",), _rescue),
     Source("plots/results/deciding.md", ("deciding.json",), _deciding),
+    Source("plots/results/naive.md", ("naive.json",), _naive),
 )

