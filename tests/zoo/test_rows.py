@@ -4,10 +4,11 @@ import math
 from dataclasses import replace
 
 import pytest
+import torch
 
 from .__main__ import write
-from .measure import Row, converted, evaluated, fresh, gradient_fields, prepared, row, run
-from .methods import METHODS, WIDE_METHODS
+from .measure import Row, compared, converted, evaluated, fresh, gradient_fields, prepared, row, run
+from .methods import METHODS, OTHER_SUMS, WIDE_METHODS
 from .models import MODELS
 from .rules import LARGEST_ERRORS, REASONS, across, violations
 from .wide import WIDE
@@ -40,6 +41,16 @@ def test_reason_for_an_error_is_one(key):
     converted(near, WIDE_METHODS[method])
     fields = gradient_fields(run(near, WIDE_METHODS[method].around), run(fresh(case)))
     assert max(fields["weights"], fields["inputs"]) <= LARGEST_ERRORS[method] < REASONS[key].most
+
+
+def test_a_plan_with_the_loss_in_chunks_may_sum_in_another_order():
+    """As docs/planning.md says; every other plan's outputs are exact's bit for bit."""
+    near, far = torch.tensor([1.0 + 1e-6]), torch.tensor([1.1])
+    model = torch.nn.Linear(1, 1)
+    for chunks in (False, True):
+        vars(model)[OTHER_SUMS] = chunks
+        alike = compared(WIDE_METHODS["plan"], model)
+        assert alike((near,), (torch.ones(1),)) == chunks and not alike((far,), (torch.ones(1),))
 
 
 def test_there_are_forty_models_of_transformers_alone():
