@@ -10,7 +10,7 @@
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar
@@ -105,16 +105,11 @@ class Planner:
         return self.beside_exact(plan, known, plain)
 
     def least(self) -> Plan:
-        """Return the plan of a step by all the ways: none takes less memory, so that alone is solved."""
+        """Return the plan of least memory, by whatever ways: more of them than `plan` refuses by are not tried."""
         plain = self.measured_eagerly()
-        known = self.by_all_ways(plain)
-        return self.beside_exact(self.solved(known), known, plain)
-
-    def by_all_ways(self, plain: Known) -> Known:
-        """Return what is known of a step by all ways that save, traced once where all of them do."""
-        together = known_by(self.ways_of_steps, plain, self.step, nullcontext)
-        *_, known = (together,) if together is not None else self.eager_ways(plain)
-        return known
+        found = [(self.solved(known), known) for known in self.eager_ways(plain)]
+        plan, known = min(found, key=lambda each: each[0].peak.total)
+        return self.beside_exact(plan, known, plain)
 
     def eager_ways(self, plain: Known) -> Iterator[Known]:
         """Yield a step as it is, and then, where that is asked for, by one way more each time."""
@@ -122,7 +117,7 @@ class Planner:
         for way in self.ways_of_steps:
             _log.info("tracing the step %s", way.method)
             changed = partial(self.changed, known.changes)
-            if (other := known_by([way], known, self.step, changed)) is not None:
+            if (other := known_by(way, known, self.step, changed)) is not None:
                 yield (known := other)
 
     @property

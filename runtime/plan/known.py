@@ -243,41 +243,35 @@ def targets_by_way(
     return targets_of, planned.changes[len(known.changes) :]
 
 
-def known_by(ways: Sequence[Way], known: Known, step: Step, changed: Changed) -> Known | None:
-    """Return what is known of a step that is computed by ways besides, traced once; None where they save nothing.
+def known_by(way: Way, known: Known, step: Step, changed: Changed) -> Known | None:
+    """Return what is known of a step that is computed by a way besides; None where it changes or saves nothing.
 
     Args:
-        ways: one or several; None is returned where the last has nothing to change, too.
+        way: the further one.
         known: of the step as it is, or by other ways.
         step: as it is.
         changed: changes the model by these others.
     """
-    targets_of, _ = targets_by_way(ways, known, step)
-    if ways[-1] not in targets_of:
+    targets = tuple(way.targets(known, step))
+    if not targets:
         return None
 
     @contextmanager
-    def by_all() -> Iterator[None]:
+    def by_it() -> Iterator[None]:
         with structure_aside(step.model):
-            for way, names in targets_of.items():
-                way.carry_out(step.model, names)
+            way.carry_out(step.model, targets)
             yield
 
     try:
-        with changed(), by_all():
+        with changed(), by_it():
             traced = trace(step)
     except Exception:  # a user's code may do anything with tensors that have no memory, such as logits
         return None
     if int(traced.base.max()) >= int(known.trace.base.max()):
         return None  # such as logits that something reads
-    estimates = {way: way.seconds(known, targets) for way, targets in targets_of.items()}
-    left, found = known.speeds.added(step, by_all, sum(estimates.values())), replace(known, trace=traced)
-    for way, targets in targets_of.items():
-        seconds = left if way is ways[-1] else min(left, estimates[way])
-        choices = way.choices(step.model, targets, known.trace, traced, seconds)
-        found = way.adapted(replace(found, changes=(*found.changes, *choices)), targets)
-        left -= seconds
-    return found
+    seconds = known.speeds.added(step, by_it, way.seconds(known, targets))
+    choices = way.choices(step.model, targets, known.trace, traced, seconds)
+    return way.adapted(replace(known, trace=traced, changes=(*known.changes, *choices)), targets)
 
 
 def carry_out(ways: Iterable[Way], model: nn.Module, choices: Iterable[Choice]) -> None:

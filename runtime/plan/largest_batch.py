@@ -23,7 +23,7 @@ def plan_largest(planner: Planner) -> Plan:
     that is tried is traced itself. Errors are taken as those of the given batch.
     """
     samples, plain = planner.step.samples, planner.measured_eagerly()
-    known = planner.by_all_ways(plain)  # what saves most
+    *_, known = planner.eager_ways(plain)  # what saves most
     known_of = {samples: known}
 
     def traced(count: int) -> Known:

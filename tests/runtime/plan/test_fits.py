@@ -42,6 +42,23 @@ def test_the_least_is_that_of_the_least_plan():
     assert found.least.total < found.exact
 
 
+def test_the_least_is_what_a_plan_is_refused_by():
+    """Blocks in tiles of tokens would take more here than the loss in chunks alone, though less than neither."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 8000, "hidden_size": 64, "intermediate_size": 224, "num_hidden_layers": 2}
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(**sizes, num_attention_heads=4, use_cache=False)
+        ).bfloat16()
+        ids = torch.zeros(1, 1024, dtype=torch.int64)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("q_proj" in name)
+    batch = {"input_ids": ids, "labels": ids}
+    least = fewbit.fits(model, batch, memory=1).least.total
+    with pytest.raises(FewbitError, match=rf"the least is .*\({least:,} bytes\)"):
+        fewbit.plan(model, batch, memory="1KiB")
+
+
 def test_answers():
     """Between the least and the exact step there is a plan; below there is none."""
     known = fewbit.fits(Net(), {"x": batch()}, memory=1)
