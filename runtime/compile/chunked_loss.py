@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
 
 from ..layers.deferred_logits import SUMMED_IN_FLOAT32, deferred, keeps_rows, linear_in_graph
@@ -63,7 +64,8 @@ def in_chunks(module: fx.GraphModule) -> tuple[fx.GraphModule, Finish | None]:
     for node in module.graph.nodes:
         given = [logits[a] for a in node.all_input_nodes if a in logits]
         if node.target is linear_in_graph:
-            logits[node] = _Logits(((node, 1.0),), node)
+            if not _changes(node):
+                logits[node] = _Logits(((node, 1.0),), node)
         elif given and (after := _after(node, given)) is not None:
             logits[node] = after
         elif given and (options := _options(node)) is not None:
@@ -100,6 +102,18 @@ def _together(logits: Any) -> list[frozenset[fx.Node]]:
 def _example(node: Any) -> Tensor | None:
     value = node.meta.get("example_value") if isinstance(node, fx.Node) else None
     return value if isinstance(value, Tensor) else None
+
+
+def _changes(head: fx.Node) -> bool:
+    """Return whether what a head reads may be written in place after it: where its loss is, it would be another."""
+    read = [x for x in map(_example, head.all_input_nodes) if x is not None]
+    written = {StorageWeakRef(x.untyped_storage()) for x in read if x._version}  # at any time
+    node = head
+    while written and (node := node.next).op != "output":
+        read = [x for x in map(_example, node.all_input_nodes) if x is not None]
+        if node.target is not linear_in_graph and any(StorageWeakRef(x.untyped_storage()) in written for x in read):
+            return True
+    return False
 
 
 def _after(node: fx.Node, given: Sequence[_Logits]) -> _Logits | None:
@@ -141,9 +155,15 @@ def _after(node: fx.Node, given: Sequence[_Logits]) -> _Logits | None:
 
 def _sum(node: fx.Node, given: Sequence[_Logits]) -> _Logits | None:
     """Return the sum of the logits of two heads, as of a layer and its adapter."""
-    shapes = {(*x.shape,) for logits in given if (x := _example(logits.node)) is not None}
-    if len(given) != 2 or len(shapes) != 1 or any(logits.path or logits.squash.tanh for logits in given):
+    x, y = _example(node.args[0]), _example(node.args[1])
+    if x is None or y is None or len(given) != 2 or x.shape != y.shape:
         return None
+    if any(logits.path or logits.squash.tanh for logits in given):
+        return None
+    if node.target is operator.iadd:
+        changed: Any = node.args[0]
+        if changed.target not in (linear_in_graph, operator.add, operator.iadd) or len(changed.users) > 1:
+            return None  # what else sees the first sees the sum
     heads = [(head, factor * each.squash.before) for each in given for head, factor in each.heads]
     return _Logits((*heads,), node) if len({head for head, _ in heads}) == len(heads) else None
 

@@ -135,6 +135,56 @@ def test_a_head_with_an_adapter(loss, returns):
     torch.testing.assert_close(gradients(model, 3 * found), gradients(exact, 3 * expected))
 
 
+def test_a_head_with_an_adapter_in_batches_of_several_sizes():
+    exact = Model(lambda x, labels: (shifted(x, labels), x))
+    exact.head = Adapted(exact.head)
+    model = copy.deepcopy(exact)
+    fewbit.convert(model, fewbit.ChunkedLoss("head", chunk_size=4))
+    function, called = compiled(model)
+    for tokens in (7, 5, 6):  # from the second on, the graph has no sizes
+        x, labels = given()
+        (expected, plain), (found, logits) = (each(x[:, :tokens], labels[:, :tokens]) for each in (exact, function))
+        assert type(logits) is DeferredLogits and torch.equal(logits.detach() + 0, plain.detach())
+        torch.testing.assert_close(gradients(model, found), gradients(exact, expected))
+    assert "linear_in_graph" not in called
+
+
+def before_the_sum(head, other, x):
+    logits = head(x)
+    rows = logits.view(-1, VOCABULARY)  # the same memory
+    logits += other(x)
+    return rows
+
+
+def cast_before_the_sum(head, other, x):
+    logits = head(x)
+    summed = logits.contiguous()  # logits themselves
+    summed += other(x)
+    return logits
+
+
+def after_the_head(head, other, x):
+    x = x * 1
+    logits = head(x)
+    x += 1
+    return logits
+
+
+@pytest.mark.parametrize("logits", [before_the_sum, cast_before_the_sum, after_the_head])
+def test_what_is_written_in_place(logits):
+    """What the loss reads is not what the head gave, or read, when it was called."""
+    torch.manual_seed(0)
+    exact = nn.ModuleList(nn.Linear(FEATURES, VOCABULARY).double().requires_grad_(False) for _ in range(2))
+    model = copy.deepcopy(exact)
+    fewbit.convert(model, fewbit.ChunkedLoss(("0", "1"), chunk_size=4))
+    function, _ = compiled(lambda x, labels: rows(logits(*model, x), labels))
+    x, labels = given()
+    x.requires_grad_()
+    expected, found = rows(logits(*exact, x), labels), function(x, labels)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(torch.autograd.grad(found, x), torch.autograd.grad(expected, x))
+
+
 @pytest.mark.parametrize("bits", [None, 2])
 def test_a_z_loss_in_a_graph(bits):
     """The loss alone, called in compiled code: its gradients are what eager code saves, whatever the bits."""
