@@ -77,7 +77,10 @@ def loss_and_gradients(
     divisor = count.clamp(min=1) if options.reduction == "mean" else None
     taken = labels if rows is None else labels[rows]
     total = _sum_over_chunks(heads, taken, options, None if later else divisor, any(wanted))
-    grads = [grad for head in heads for grad in head.gradients(rows, labels.shape[0], later)]
+    grads: list[Tensor | None] = []
+    for head, hidden in zip(heads, tensors[::3], strict=True):
+        assert hidden is not None
+        grads += head.gradients(rows, hidden, later)
     return total / count if options.reduction == "mean" else total, divisor if later else None, grads
 
 
@@ -137,17 +140,17 @@ class _Sums:
         if self.of_bias is not None:
             self.of_bias.add_(grad.sum(0, dtype=self.of_bias.dtype))
 
-    def gradients(self, rows: Tensor | None, tokens: int, unscaled: bool) -> tuple[Tensor | None, ...]:
+    def gradients(self, rows: Tensor | None, hidden: Tensor, unscaled: bool) -> tuple[Tensor | None, ...]:
         """Return the gradients of hidden states, weight and bias; rows that do not count have zeros.
 
         Args:
             rows: those that count; None: all.
-            tokens: that there are.
+            hidden: of all tokens, whose strides graphs expect of its gradient.
             unscaled: whether they are sums that float16 may not hold.
         """
         of_hidden = self.of_hidden
         if of_hidden is not None and rows is not None:
-            of_hidden = of_hidden.new_zeros(tokens, of_hidden.shape[1]).index_copy_(0, rows, of_hidden)
+            of_hidden = torch.zeros_like(hidden, dtype=of_hidden.dtype).index_copy_(0, rows, of_hidden)
         of_weight = self.of_weight
         if of_weight is not None and not unscaled:
             of_weight = of_weight.to(self._given_dtype)

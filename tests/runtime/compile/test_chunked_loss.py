@@ -185,6 +185,16 @@ def test_what_is_written_in_place(logits):
     torch.testing.assert_close(torch.autograd.grad(found, x), torch.autograd.grad(expected, x))
 
 
+@pytest.mark.parametrize("dtypes", [[torch.float32], [torch.float16, torch.float32]])
+def test_the_operator_returns_what_its_fake_says(dtypes):
+    """Of hidden states by columns, as after a convolution, beside labels that are ignored: Inductor asserts strides."""
+    hidden, weight, labels = torch.randn(FEATURES, 20).t(), torch.randn(VOCABULARY, FEATURES), torch.arange(20) - 1
+    tensors = [hidden, weight, torch.randn(VOCABULARY)] * len(dtypes)
+    options = (1.0, False, 1.0, -1, "mean", 0.0, 0.0, 6)
+    args = labels, tensors, [True] * len(tensors), dtypes, [0.5] * len(dtypes), *options
+    torch.library.opcheck(torch.ops.fewbit.chunked_loss.default, args, test_utils="test_faketensor")
+
+
 @pytest.mark.parametrize("bits", [None, 2])
 def test_a_z_loss_in_a_graph(bits):
     """The loss alone, called in compiled code: its gradients are what eager code saves, whatever the bits."""
