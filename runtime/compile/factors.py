@@ -75,8 +75,10 @@ def arguments_of(graph: fx.Graph, through_views: bool = False) -> dict[fx.Node, 
 
 
 def _is_constant(node: fx.Node) -> bool:
+    """Return whether the value is a number, and no truth value or size that varies."""
     x = tensor_of(node)
-    return packet(node) in _CONSTANTS and x is not None and x.dim() == 0
+    is_scalar = packet(node) in _CONSTANTS and x is not None and x.dim() == 0 and x.dtype != torch.bool
+    return is_scalar and isinstance(node.args[-1], int | float)
 
 
 # By the text of a function.
@@ -311,6 +313,8 @@ def _combine(
     found = {arguments[v] for p, v in zip(products, values, strict=True) if p is None and isinstance(v, fx.Node)}
     found |= {product.argument for product in products if product is not None and product.argument is not None}
     if not _COMBINING[name](of_gradients) or len(gradients) != 1 or len(found) > 1 or None in factors:
+        return None
+    if name is aten.div and factors[1] == 0:  # as the mean of no elements is
         return None
     target = aten.mul.Tensor if name is aten.neg else node.target
     return _Product(*gradients, factor=_apply(target, *factors), argument=next(iter(found), None))

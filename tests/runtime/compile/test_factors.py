@@ -150,6 +150,26 @@ class TestLeftAlone:
         assert "factor" not in {tensor.role for tensor in report.graphs[0].tensors if tensor.nbytes}
 
 
+    @pytest.mark.parametrize(
+        "function",
+        [
+            lambda x: F.gelu(x[:0]).mean(),
+            lambda x: F.gelu(x) / torch.scalar_tensor(x.shape[0]),
+            lambda x: torch.where(torch.ones((), dtype=torch.bool), F.gelu(x), 0.0),
+        ],
+        ids=["quotient by 0", "size that varies", "truth value"],
+    )
+    def test_what_is_no_number(self, function):
+        """Each is a scalar of a graph, and stopped its compilation."""
+        x = torch.randn(ROWS, WIDTH)
+        torch.compiler.reset()
+        compiled = torch.compile(function, backend="fewbit", dynamic=True, options={"bits": 8})
+        near, true = x.clone().requires_grad_(), x.clone().requires_grad_()
+        compiled(near).sum().backward()
+        function(true).sum().backward()
+        torch.testing.assert_close(near.grad, true.grad, rtol=0.1, atol=0.05)
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "loss",
