@@ -121,7 +121,7 @@ class Delicate:
         if name in _JOINT:
             return all(self._may_be(argument, 0.0) for argument in user.args)
         place, poles = _POLES.get(name, (0, ()))
-        return user.args[place] is node and any(self._may_be(node, pole) for pole in poles)
+        return any(self._may_be(node, pole) for pole in poles) and user.args[place] is node
 
     def is_steep(self, node: fx.Node) -> bool:
         """Return whether a value is that of an exponential that grows without end, or in proportion to such a value."""

@@ -311,7 +311,7 @@ def _delicate_role(node: fx.Node, user: fx.Node, facts: Delicate) -> Role | None
         return Role.EXPONENT
     if facts.is_periodic(node, user):
         return Role.PERIODIC
-    is_below = user.args[0] is node and is_below_largest(user, facts.statistics)
+    is_below = is_below_largest(user, facts.statistics) and user.args[0] is node
     return Role.EXTREME if is_below and not _leads_to_an_exponential(user) else None
 
 

@@ -203,6 +203,26 @@ def test_what_unknown_operators_read_is_exact(function):
     assert error(Model(lambda a, b: function(a, b).square().mean()), torch.randn(512, 32)) < 0.03
 
 
+def test_an_operator_may_take_its_tensors_by_name_alone():
+    """Then its call has no arguments by place, the first of which was looked at."""
+
+    class Sine(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x.sin()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * torch.ops.fewbit_tests.cosine_of(x=ctx.saved_tensors[0])
+
+    with torch.library._scoped_library("fewbit_tests", "FRAGMENT") as library:
+        library.define("cosine_of(*, Tensor x) -> Tensor")
+        library.impl("cosine_of", lambda *, x: x.cos(), "CPU")
+        library.impl("cosine_of", lambda *, x: torch.empty_like(x), "Meta")
+        assert error(Model(lambda a, b: Sine.apply(a * b).sum()), torch.randn(64, 32)) < 0.05
+
+
 def test_pooling_reads_no_more_than_the_shape():
     pooled = Model(lambda a, b: (F.max_pool2d(a.view(-1, 2, 8, 8).sin(), 2).flatten(1) * b[:, :32]).sum())
     found = roles_in(pooled, torch.randn(64, 32))
