@@ -20,7 +20,8 @@ def preview(
     Inductor divides its graphs as when it compiles them; then they run op by op, once.
 
     Args:
-        model: stays as it is. Not on the meta device, where torch's partitioner takes all sizes for 0.
+        model: stays as it is, but for buffers that a call changes. Not on the meta device, where torch's partitioner
+            takes all sizes for 0.
         inputs: of the call.
         model_kwargs: keyword arguments of the call.
         options: fields of `CompileOptions`.
