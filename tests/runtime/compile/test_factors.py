@@ -149,7 +149,6 @@ class TestLeftAlone:
         report = report_of(BeforeFrozen(function), torch.randn(ROWS, WIDTH))
         assert "factor" not in {tensor.role for tensor in report.graphs[0].tensors if tensor.nbytes}
 
-
     @pytest.mark.parametrize(
         "function",
         [
