@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 from fewbit.plots.bench import glu_bits as bench
 from fewbit.plots.studies.glu_errors import GradientError
 
@@ -45,3 +46,10 @@ def test_inputs_are_measured_at_eight_bits_whatever_the_others_have(run, measure
 def test_wrong_use_is_refused(run, measured, options):
     assert run("bench", "glu-bits", *options).status == 2
     assert measured == []
+
+
+def test_each_run_measures_the_same_model():
+    """Models whose weights were drawn anew in each process differed threefold in what rounding does to them."""
+    (first, loss), (again, other) = bench.trained(1), bench.trained(1)
+    pairs = zip(first.parameters(), again.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs) and torch.equal(loss(first), other(again))
