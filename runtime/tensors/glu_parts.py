@@ -13,9 +13,9 @@ linear. `exact` gives torch's own gradients, bit for bit.
 
 The bits are divided by their effect on the gradients of all parameters (`fewbit bench glu-bits`, a small Llama after
 100 steps; squared errors relative to the exact gradient, noise + bias): of all 21 ways to give 11 bits to code, up and
-act(gate), 3 + 4 + 4 has the least error, 0.00027 + 0.00004 in groups and 0.00007 + 0.00005 rotated. 2 + 5 + 4 has less
-noise, and more than ten times the table's bias, which no number of steps averages out; act(gate) in 3 bits doubles the
-noise of groups, in 2 it is seven times as much. With `inputs`, 4 + 4 has an error of 0.00030 in groups and 0.00010
+act(gate), 3 + 4 + 4 has the least error, 0.00023 + 0.00003 in groups and 0.00007 + 0.00004 rotated. 2 + 5 + 4 has less
+noise, and ten times the table's bias, which no number of steps averages out; act(gate) in 3 bits doubles the
+noise of groups, in 2 it is seven times as much. With `inputs`, 4 + 4 has an error of 0.00034 in groups and 0.00010
 rotated, and no bias distinguishable from 0, 3 + 5 in groups twice that.
 """
 
