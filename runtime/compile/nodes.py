@@ -39,7 +39,8 @@ def is_view(node: fx.Node) -> bool:
     if schema is None or not schema.arguments or not schema.returns:
         return False
     alias, result = schema.arguments[0].alias_info, schema.returns[0].alias_info
-    return alias is not None and result is not None and not alias.is_write
+    # Of a complex number `mul` makes the view `_conj(1j)`, whose memory is no node's.
+    return alias is not None and result is not None and not alias.is_write and bool(node.all_input_nodes)
 
 
 def base_of(node: fx.Node) -> fx.Node:

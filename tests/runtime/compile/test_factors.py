@@ -155,10 +155,11 @@ class TestLeftAlone:
             lambda x: F.gelu(x[:0]).mean(),
             lambda x: F.gelu(x) / torch.scalar_tensor(x.shape[0]),
             lambda x: torch.where(torch.ones((), dtype=torch.bool), F.gelu(x), 0.0),
+            lambda x: torch.view_as_real(F.gelu(x) * 1j),
         ],
-        ids=["quotient by 0", "size that varies", "truth value"],
+        ids=["quotient by 0", "size that varies", "truth value", "complex"],
     )
-    def test_what_is_no_number(self, function):
+    def test_what_is_no_real_number(self, function):
         """Each is a scalar of a graph, and stopped its compilation."""
         x = torch.randn(ROWS, WIDTH)
         torch.compiler.reset()
