@@ -19,6 +19,7 @@ from ...cli.progress import with_progress
 from ...runtime.convert.api import convert
 from ...runtime.memory.malloc import return_freed_memory
 from ...tables.columns import columns
+from ..studies.adapters import Adapted
 from .processes import ProcessDied, added_peak_bytes, call_apart
 from .report import MET, Report, bench_command, rounds_option, this_machine
 from .timing import computing, take_turns
@@ -62,20 +63,6 @@ class Row:
         return {**asdict(self), "bar": TIME_BAR, "met": self.met}
 
 
-class Adapted(nn.Module):
-    """A linear layer that is frozen, and an adapter of rank 8 beside it."""
-
-    def __init__(self, layer: nn.Linear, rank: int = 8) -> None:
-        super().__init__()
-        self.layer = layer.requires_grad_(False)
-        self.down = nn.Linear(layer.in_features, rank, bias=False)
-        self.up = nn.Linear(rank, layer.out_features, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the sum of both."""
-        return self.layer(x) + self.up(self.down(x))
-
-
 def model_of(trains: str) -> nn.Module:
     """Return a Llama of two layers with the weights of seed 0."""
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -91,7 +78,7 @@ def model_of(trains: str) -> nn.Module:
     if trains == "adapters":
         for layer in model.requires_grad_(False).model.layers:
             for block, name in ((layer.self_attn, "q_proj"), (layer.self_attn, "v_proj"), (layer.mlp, "down_proj")):
-                setattr(block, name, Adapted(getattr(block, name)))
+                setattr(block, name, Adapted(getattr(block, name), rank=8))
     model.lm_head.weight.requires_grad_(trains == "all weights")
     return model
 

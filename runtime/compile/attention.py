@@ -139,14 +139,6 @@ def is_projection(node: fx.Node) -> bool:
     return True
 
 
-def _forward_of(out: Any) -> fx.Node | None:
-    """Return attention's forward pass, whose output the backward pass reads."""
-    while isinstance(out, fx.Node) and (is_view(out) or out.target in (aten.detach.default, aten.alias.default)):
-        out = out.all_input_nodes[0]
-    is_result = isinstance(out, fx.Node) and out.target is operator.getitem and is_attention(out.all_input_nodes[0])
-    return out.all_input_nodes[0] if is_result else None
-
-
 def _apart(operand: fx.Node, forward: fx.Node, splicer: Splicer) -> fx.Node:
     """Return a copy of an operand that is a part of a larger value, such as GPT-2's queries, keys and values in one.
 

@@ -240,7 +240,8 @@ class _Compilation:
         if not self.recorded:
             own = [id(ref()) for ref in self.parameters]
             _RECORDS[:] = [r for r in _RECORDS if r.key != self.key or [id(ref()) for ref in r.parameters] != own]
-        _add(_Record(report, _reference_to(partitioner), self.parameters, self.asked, self.key))
+        divided_by = None if partitioner is None else weakref.ref(partitioner)
+        _add(_Record(report, divided_by, self.parameters, self.asked, self.key))
 
 
 _RECORDS: list[_Record] = []
@@ -290,10 +291,6 @@ def ignore() -> None:
     current = _compiling.get()
     if current is not None:
         current.recorded = True
-
-
-def _reference_to(partitioner: object | None) -> "weakref.ref[Any] | None":
-    return None if partitioner is None else weakref.ref(partitioner)
 
 
 def _add(record: _Record) -> None:

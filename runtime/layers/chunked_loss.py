@@ -23,9 +23,9 @@ from ...tables.errors import shown
 from ..tensors.plain import is_autocast, without_autocast
 from .base import CompressedFunction, apply, check_first_derivative
 from .liger_loss import loss_by_liger
-from .loss_in_graphs import loss_in_graph
+from .loss_in_graphs import ChunkedLossInGraph
 from .loss_of_chunk import AS_IT_IS, LossOptions, Squash
-from .loss_over_chunks import Head, Product, loss_and_gradients, save_gradients, saved_gradients, sum_dtype
+from .loss_over_chunks import Head, Product, loss_and_gradients, save_gradients, saved_gradients
 
 __all__ = ["chunked_cross_entropy"]
 
@@ -105,12 +105,9 @@ def loss_of(heads: Sequence[Head], labels: Tensor, options: LossOptions) -> Tens
             return loss
     flat = [t for h in heads for t in (h.hidden.reshape(-1, h.hidden.shape[-1]), h.weight, h.bias)]
     products = tuple((head.dtype, head.factor) for head in heads)
-    if is_compiling():
-        squash = (options.squash.before, options.squash.tanh, options.squash.after)
-        numbers = (options.ignore_index, options.reduction, options.label_smoothing, options.z_loss)
-        dtype = sum_dtype(*(dtype for dtype, _ in products))
-        return loss_in_graph(labels.reshape(-1), (*numbers, squash, options.chunk_size), products, dtype, *flat)
     with without_autocast(tokens):
+        if is_compiling():
+            return ChunkedLossInGraph.apply(labels.reshape(-1), options, products, *flat)  # pyright: ignore
         return apply(ChunkedCrossEntropy, labels.reshape(-1), options, products, *flat)
 
 

@@ -25,7 +25,9 @@ from torch.utils._pytree import tree_map_only
 from ...tables import FewbitError
 from ..tensors.plain import is_autocast, without_autocast
 from .base import check_first_derivative
-from .chunked_loss import AS_IT_IS, Head, LossOptions, Squash, loss_of, product_dtype
+from .chunked_loss import loss_of, product_dtype
+from .loss_of_chunk import AS_IT_IS, LossOptions, Squash
+from .loss_over_chunks import Head
 
 __all__ = ["ChunkedHead", "DeferredLogits"]
 

@@ -69,7 +69,7 @@ def chunked_loss(
     return Call(fake, run)
 
 
-class _ChunkedLoss(torch.autograd.Function):
+class ChunkedLossInGraph(torch.autograd.Function):
     """labels, options, products, and hidden states, weight and bias of each head -> the loss."""
 
     @staticmethod
@@ -115,4 +115,4 @@ def loss_in_graph(
     ignored, reduction, smoothing, z_loss, squash, chunk_size = options
     with without_autocast(labels):
         chosen = LossOptions(ignored, reduction, smoothing, z_loss, Squash(*squash), chunk_size)
-        return _ChunkedLoss.apply(labels, chosen, products, *tensors).to(dtype)  # pyright: ignore
+        return ChunkedLossInGraph.apply(labels, chosen, products, *tensors).to(dtype)  # pyright: ignore

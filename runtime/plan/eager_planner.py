@@ -105,7 +105,7 @@ class Planner:
         return self.beside_exact(plan, known, plain)
 
     def least(self) -> Plan:
-        """Return the plan of least memory, by whatever ways: more of them than `plan` refuses by are not tried."""
+        """Return the plan of least memory, by the ways that `plan` tries before it refuses."""
         plain = self.measured_eagerly()
         found = [(self.solved(known), known) for known in self.eager_ways(plain)]
         plan, known = min(found, key=lambda each: each[0].peak.total)
