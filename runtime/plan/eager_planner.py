@@ -106,10 +106,13 @@ class Planner:
 
     def least(self) -> Plan:
         """Return the plan of least memory, by the ways that `plan` tries before it refuses."""
-        plain = self.measured_eagerly()
-        found = [(self.solved(known), known) for known in self.eager_ways(plain)]
-        plan, known = min(found, key=lambda each: each[0].peak.total)
-        return self.beside_exact(plan, known, plain)
+        tried = [*self.eager_ways(self.measured_eagerly())]
+        found: list[tuple[Plan, Known]] = []
+        for known in reversed(tried):  # the last has the least base, below which the others often cannot go: no logits
+            least = min((plan.peak.total for plan, _ in found), default=math.inf)
+            if self.problem(known).floor() < least:
+                found.append((self.solved(known), known))
+        return self.beside_exact(*min(found, key=lambda each: each[0].peak.total), plain=tried[0])
 
     def eager_ways(self, plain: Known) -> Iterator[Known]:
         """Yield a step as it is, and then, where that is asked for, by one way more each time."""

@@ -206,6 +206,10 @@ class Way(ABC):
     def carry_out(self, model: nn.Module, targets: Sequence[str]) -> None:
         """Change a model."""
 
+    def may_lower(self, known: Known, targets: Sequence[str]) -> bool:
+        """Return whether the step may take less at its largest moment, as far as can be told without tracing it."""
+        return True
+
     def seconds(self, known: Known, targets: Sequence[str]) -> float:
         """Return an estimate of what it adds to a step, where none can run: by default nothing is computed twice."""
         return 0.0
@@ -253,7 +257,7 @@ def known_by(way: Way, known: Known, step: Step, changed: Changed) -> Known | No
         changed: changes the model by these others.
     """
     targets = tuple(way.targets(known, step))
-    if not targets:
+    if not targets or not way.may_lower(known, targets):
         return None
 
     @contextmanager

@@ -100,6 +100,15 @@ class Problem:
                 change[hold.end] -= hold.nbytes
         return self.base + np.cumsum(change[:-1])
 
+    def floor(self) -> int:
+        """Return bytes of the peak that no choice goes below: those of the largest moment, with all that options may
+        spare of what is there anyway."""
+        at, spared = int(np.argmax(self.base)), dict[int, int]()
+        for option in self.options:
+            held = sum(h.nbytes for h in option.holds if h.start <= at < h.end)
+            spared[option.covers[0]] = min(held, spared.get(option.covers[0], 0))
+        return self.fixed + int(self.base[at]) + sum(spared.values())
+
     @cached_property
     def moments(self) -> NDArray[np.int64]:
         """The moments at which memory may be largest, whatever is chosen.

@@ -1,5 +1,6 @@
 """The solver against brute force, and what a plan must never do: get worse with more memory."""
 
+from dataclasses import replace
 from itertools import pairwise, product
 
 import numpy as np
@@ -79,6 +80,15 @@ class TestAgainstBruteForce:
         for more in (0, 20, 50, 100, 400):
             prices.append(solve(problem, Limits(memory=int(least) + 1 + more)).price)
         assert all(b <= a * (1 + 2e-4) + 1e-9 for a, b in pairwise(prices))
+
+    @given(problems(), st.lists(st.tuples(st.integers(0, 3), st.integers(0, MOMENTS - 1), st.integers(1, 40))))
+    def test_no_choice_goes_below_the_floor_where_options_spare_what_is_there_anyway(self, problem, spared):
+        options = list(problem.options)
+        for i, start, nbytes in spared:
+            o = options[i % len(options)]
+            options[i % len(options)] = replace(o, holds=(*o.holds, Hold(start, MOMENTS, -nbytes)))
+        problem = replace(problem, options=tuple(options))
+        assert problem.floor() <= min(peak(problem, chosen) for chosen in coverings(problem))
 
 
 class TestLimits:
