@@ -41,6 +41,7 @@ from .triton_store import writes_triton
 GOLDEN = 0.6180339887498949  # whose multiples are spread evenly over [0, 1), wherever they begin
 LEAST_STEP = 2.0**-100  # of a constant group, whose 1 / step is to be finite
 UNKNOWN = 8192  # as Inductor takes it
+_LARGEST = largest(torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -188,6 +189,8 @@ def quantize(x: Tensor, groups: Groups, bits: int, random: Tensor | None) -> tup
     low, high = (_order(o).view(torch.float32) for o in (order.amin(-1, True), order.amax(-1, True)))
     low = _bfloat16_below(low)
     step = -_bfloat16_below((low - high) * (1 / top)).clamp_max(-LEAST_STEP)
+    most = ((_LARGEST - low.clamp_min(0)) * (1 / top)).view(torch.int32) & -0x10000  # of more, levels are infinite
+    step = torch.minimum(step, most.view(torch.float32))
     low, step = (written(p.bfloat16()) for p in (low, step))
     u = (h - low.float()) * (1.0 / step.float()) + (0.5 if random is None else _noise(random, groups.size))
     # Never negative, so that the cast is the floor; one in floating point is among the slowest instructions of a GPU.
@@ -243,7 +246,12 @@ def _order(pattern: Tensor) -> Tensor:
 
 
 def _bfloat16_below(x: Tensor) -> Tensor:
-    """Return a number of bfloat16 at most `x`, float32, less than two units in the last place below; 0 for 0."""
+    """Return a number of bfloat16 at most `x`, float32, less than two units in the last place below; 0 for 0.
+
+    NaN where there is none. Below the least numbers of bfloat16 there is no other: there it is themselves.
+    """
     pattern = (x - x.abs() * 2.0**-8).view(torch.int32)
     # Rounded in the bits of float32: compilers drop a cast to bfloat16 and back inside a kernel.
-    return ((pattern + 0x8000) & -0x10000).view(torch.float32)
+    below = ((pattern + 0x8000) & -0x10000).view(torch.float32)
+    # A GPU's NaN is 0x7fffffff, and would come out as -0: all of its group as the minimum.
+    return torch.where(x >= -_LARGEST, below.clamp_min(-_LARGEST), torch.nan)

@@ -110,6 +110,30 @@ class TestRounding:
             back = dequantize(*quantize(x, groups, bits, None), groups=groups, bits=bits, dtype=x.dtype)
             assert torch.all((back - x).abs() <= 0.51 * 2 * 65504 / (2**bits - 1) + 1024)
 
+    @pytest.mark.parametrize("blocks", [False, True])
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+    def test_of_the_greatest_bfloat16_stay_finite(self, dtype, blocks):
+        """A minimum, or a highest level, that is rounded away from 0 was infinite there."""
+        most = torch.finfo(torch.bfloat16).max
+        x = torch.zeros(6, 128, dtype=dtype)
+        x[0, 0], x[1, 0], x[2], x[3], x[4, ::2], x[5] = most, -most, most, -most, 0.99 * most, -0.997 * most
+        groups = replace(groups_of(x, 128, 8), blocks=blocks)
+        for bits in BITS:
+            back = dequantize(*quantize(x, groups, bits, None), groups=groups, bits=bits, dtype=x.dtype)
+            assert torch.all((back.double() - x).abs() <= 0.51 * most / (2**bits - 1) + most / 64)
+
+    @pytest.mark.parametrize("blocks", [False, True])
+    def test_of_a_group_that_is_not_finite_are_none(self, blocks):
+        """Whatever bits a processor gives NaN: a GPU's are 0x7fffffff, and its group came back as its minimum."""
+        bad = torch.tensor([0x7FFFFFFF, 0x7FC00000, 0x7F800001, -1, 0x7F800000, -0x800000], dtype=torch.int32)
+        x = torch.randn(len(bad) + 1, 128)
+        x[: len(bad), 5] = bad.view(torch.float32)
+        x[-1] = torch.inf
+        groups = replace(groups_of(x, 128, 8), blocks=blocks)
+        for bits in BITS:
+            back = dequantize(*quantize(x, groups, bits, None), groups=groups, bits=bits, dtype=x.dtype)
+            assert back.isnan().all()
+
     @given(
         bits=st.integers(1, 8), rows=st.integers(1, 5), columns=st.sampled_from([64, 96, 264, 512]), seed=st.integers(0)
     )
