@@ -300,10 +300,16 @@ def _add(record: _Record) -> None:
 
 def _key(graph: fx.GraphModule, inputs: Iterable[Any], options: CompileOptions) -> str:
     tensors = [x for x in inputs if isinstance(x, Tensor)]
-    described = [(tuple(map(str, x.shape)), x.dtype, x.device.type, x.requires_grad) for x in tensors]
+    described = [(_form(x), x.dtype, x.device.type, x.requires_grad) for x in tensors]
     autocast = [torch.is_autocast_enabled(d) and torch.get_autocast_dtype(d) for d in ("cpu", "cuda")]
     settings = torch.is_grad_enabled(), autocast
     return hashlib.sha256(f"{graph.code}{described}{settings}{options.uuid()}".encode()).hexdigest()
+
+
+def _form(x: Tensor) -> tuple[tuple[str, ...], ...]:
+    """Return shape and strides, by which codes are grouped, in words; of a sparse tensor the shape alone."""
+    sizes = (x.shape, x.stride()) if x.layout is torch.strided else (x.shape,)
+    return tuple(tuple(map(str, part)) for part in sizes)
 
 
 def _file(key: str) -> Path:

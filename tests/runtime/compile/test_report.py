@@ -54,13 +54,17 @@ def test_graphs_that_nobody_can_ask_for_are_forgotten() -> None:
     assert len(report._RECORDS) <= 1
 
 
-def test_a_description_is_that_of_the_device_and_of_what_autocast_casts_to() -> None:
+def test_a_description_is_that_of_the_device_the_strides_and_what_autocast_casts_to() -> None:
+    """By the strides values lie in groups: channels last has others, or none."""
     graph, chosen = torch.fx.symbolic_trace(nn.ReLU()), CompileOptions()
     keys = {report._key(graph, [torch.empty(2, device=device)], chosen) for device in ("cpu", "meta")}
     for dtype in (torch.float16, torch.bfloat16):
         with torch.autocast("cpu", dtype=dtype):
             keys.add(report._key(graph, [torch.empty(2)], chosen))
-    assert len(keys) == 4
+    x = torch.empty(2, 3, 4, 5)
+    of_images = (x, x.contiguous(memory_format=torch.channels_last), x.to_sparse())
+    keys.update(report._key(graph, [one], chosen) for one in of_images)
+    assert len(keys) == 7
 
 
 def test_a_cached_graph_is_of_the_same_sources_and_the_same_places(monkeypatch: pytest.MonkeyPatch) -> None:
