@@ -35,7 +35,7 @@ from .report import SavedTensor
 from .roles import ROUNDED, Role
 from .splice import Splicer, after_last_use, before_first_use, operations, placeholder, some_placeholder
 from .sums import complete_sums, sum_again
-from .turning import dequantize_turned, draw_keys, quantize_turned
+from .turning import dequantize_turned, draw_keys, draw_seeds_on, quantize_turned
 
 _LARGEST = 2**63 - 1  # seeds are int64, and not negative
 
@@ -264,7 +264,8 @@ def _seeds(graph: fx.Graph, calls: list[_Call], splicer: Splicer) -> dict[_Call,
             of_one = others.get(device, [])
             of_many = kernels if device.type == "cpu" else []
             sizes = (*(len(call.nodes) for call in of_many), *([len(of_one)] if of_one else []))
-            drawn = splicer.splice(graph, partial(_draw_seeds, sizes=sizes), some_placeholder(graph, device))
+            draw = partial(_draw_seeds, device=device, sizes=sizes)
+            drawn = splicer.splice(graph, draw, some_placeholder(graph, device))
             found |= {call: (seeds,) for call, seeds in zip(of_many, drawn, strict=False)}
             if of_one:
                 separated = splicer.splice(graph, partial(_separated, device=device), drawn[-1])
@@ -272,8 +273,8 @@ def _seeds(graph: fx.Graph, calls: list[_Call], splicer: Splicer) -> dict[_Call,
     return found
 
 
-def _draw_seeds(some: Tensor, *, sizes: tuple[int, ...]) -> list[Tensor]:
-    drawn = ops.draw_seeds(some, 1)  # one key a step, and those that follow it
+def _draw_seeds(some: Tensor, *, device: torch.device, sizes: tuple[int, ...]) -> list[Tensor]:
+    drawn = draw_seeds_on(some, device=device, count=1)  # one key a step, and those that follow it
     return list((drawn + torch.arange(sum(sizes), device=drawn.device) & _LARGEST).split(sizes))
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from .. import ops
 from .cut import Choice
@@ -28,8 +28,20 @@ def draw_keys(graph: fx.Graph, turned: Turned, splicer: Splicer) -> dict[torch.d
     found = {}
     with graph.inserting_before(operations(graph)):
         for device in dict.fromkeys(value_of(node).device for node in turned):
-            (found[device],) = splicer.splice(graph, partial(ops.draw_seeds, count=1), some_placeholder(graph, device))
+            draw = partial(draw_seeds_on, device=device, count=1)
+            (found[device],) = splicer.splice(graph, draw, some_placeholder(graph, device))
     return found
+
+
+def draw_seeds_on(some: Tensor, *, device: torch.device, count: int) -> Tensor:
+    """Return the next seeds of the stream, to round values on `device`, which no input of a graph may be on.
+
+    Args:
+        some: any tensor.
+        device: of the values.
+        count: of the seeds.
+    """
+    return ops.draw_seeds(some if some.device == device else some.new_empty(0, device=device), count)
 
 
 def quantize_turned(
