@@ -120,7 +120,7 @@ def draw(rows: Sequence[Row]) -> Figure:
         "by its own forward pass": {way: [100 * gap for gap in own] for way, own in gaps(rows, "own_error").items()},
     }
     errors = (f"{way} {100 * fmean(own):+.0f}" for way, own in gaps(rows, "error").items())
-    message = f"A hundred classes, 56 layers: points of test error above exact's: {'; '.join(errors)}"
+    message = f"Points of test error above exact's: {'; '.join(errors)}"
     return plot_gaps("", panels, message.replace("-", "−"))
 
 
