@@ -144,9 +144,15 @@ class _Recorder(Policy):
         """The present moment."""
         return len(self.tracker.events)
 
+    def number_of(self, x: Tensor) -> int | None:
+        """Return the number of the storage of `x`; None if it was not made in this step, or there is none, as of an
+        expert without tokens."""
+        has_bytes = x.layout == torch.strided and x.untyped_storage().nbytes()
+        return self.tracker.number_of(x) if has_bytes else None
+
     def choose(self, place: str, x: Tensor, function: str) -> Any:
         self.saves.append(self.now)
-        if x.untyped_storage()._cdata and self.tracker.number_of(x) is None:
+        if x.untyped_storage()._cdata and self.number_of(x) is None:
             return Exactly()  # an input, or made before the step
         return _Drop(self, place, function)
 
@@ -154,7 +160,7 @@ class _Recorder(Policy):
         module = place.rpartition(":")[0]
         features = x.shape[min(range(x.dim()), key=x.stride)] if x.dim() else 1
         is_part = x.numel() * x.element_size() < x.untyped_storage().nbytes()
-        number = self.tracker.number_of(x)
+        number = self.number_of(x)
         if number in self._versions and self._versions[number] != x._version:  # such as XLM's `tensor *= mask`
             self._outputs = {name: own for name, own in self._outputs.items() if own != number}
         life = _Life(
@@ -179,7 +185,7 @@ class _Recorder(Policy):
 
     def keep(self, x: Tensor, module: str, in_bits: bool) -> None:
         self.saves.append(self.now)
-        if x.layout == torch.strided and (number := self.tracker.number_of(x)) is not None:
+        if (number := self.number_of(x)) is not None:
             self._kept.setdefault((number, in_bits), set()).add(module)
             if self._attention is not None and not in_bits:
                 self._attention.kept.append(number)
@@ -190,7 +196,7 @@ class _Recorder(Policy):
 
     def attended(self, attention: str, output: Tensor) -> None:
         assert self._attention is not None
-        self._attention.output = self.tracker.number_of(output)
+        self._attention.output = self.number_of(output)
         self._attentions.append(self._attention)
         self._attention = None
 
@@ -198,12 +204,12 @@ class _Recorder(Policy):
         self._open.setdefault(module, []).append(self.now)
         inputs = self._inputs.setdefault(module, {})
         for x in given:
-            number = self.tracker.number_of(x) if x.layout == torch.strided else None
+            number = self.number_of(x)
             if number is not None and (x.requires_grad or number not in inputs):
                 inputs[number] = tuple(x.shape), x.dtype, x.requires_grad
 
     def leave(self, module: str, returned: object) -> None:
-        if isinstance(returned, Tensor) and (number := self.tracker.number_of(returned)) is not None:
+        if isinstance(returned, Tensor) and (number := self.number_of(returned)) is not None:
             self._outputs[module] = number
             self._versions[number] = returned._version
         self.calls.setdefault(module, []).append(Span(self._open[module].pop(), self.now))

@@ -10,6 +10,8 @@ import pytest
 import torch
 from fewbit import FewbitError, Plan
 from fewbit.runtime.memory.allocator import allocations
+from fewbit.runtime.plan.recorder import trace
+from fewbit.runtime.plan.step import Step
 from plan_cases import Attending, Convs, Gated, Net, batch, errs_as_predicted, fixed, gradient, images
 from processes import FSDP, said_by_two
 from step_peak import measured_peak
@@ -138,6 +140,25 @@ class TestMeasuring:
         assert torch.equal(before[2], torch.get_rng_state())
         assert modules == [type(m) for m in model.modules()]
         assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+    def test_takes_what_has_no_bytes_of_its_own(self):
+        """An expert without tokens, which saves results of no elements, and a module that returns a sparse tensor."""
+
+        class Sparse(nn.Module):
+            def forward(self, x):
+                return x.to_sparse()
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.expert, self.sparse = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)), Sparse()
+
+            def forward(self, x):
+                y = x.index_add(0, torch.where(x[:, 0] > 9)[0], self.expert(x[x[:, 0] > 9]))
+                return (y + torch.sparse.mm(self.sparse(x), self.expert[0].weight[:8])).square().mean()
+
+        traced = trace(Step(Net(), (torch.linspace(-1, 1, 64).view(8, 8),), {}))
+        assert "expert.1" in traced.calls and not any(x.elements == 0 for x in traced.tensors)
 
     @pytest.mark.deep
     def test_on_the_meta_device_allocates_nothing_and_says_what_is_estimated(self):
