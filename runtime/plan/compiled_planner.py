@@ -12,7 +12,7 @@ from ...tables.sizes import size_like
 from .compiled import CompiledKnown, know_compiled, know_hosted, other_ways
 from .compiled_run import compile_step
 from .document import Plan
-from .eager_planner import Planner, exact_peak, with_fewer_options
+from .eager_planner import Planner, exact_peak, nearest_refusal, with_fewer_options
 from .known import Known, targets_by_way
 from .problem import ALL_GRAPHS, Limits
 from .recorder import trace
@@ -96,14 +96,14 @@ class CompiledPlanner(Planner):
         alone = replace(self, frontier=0)
         candidates: list[tuple[float, int, CompiledKnown, Plan | None]] = []  # with a plan if it is measured
         order = itertools.count()
-        refused: FewbitError | None = None
+        refusals: list[FewbitError] = []
+        broken: FewbitError | None = None  # by what was measured of a plan
 
         def consider(one: CompiledKnown) -> None:
-            nonlocal refused
             try:
                 plan = alone.solved(one)
             except FewbitError as error:
-                refused = refused or error
+                refusals.append(error)
             else:
                 heappush(candidates, (alone.cost(plan), next(order), one, plan if one.is_exact else None))
 
@@ -121,7 +121,7 @@ class CompiledPlanner(Planner):
                         plan = alone.verified(one)
                         heappush(candidates, (alone.cost(plan), next(order), one, plan))
                     except FewbitError as error:
-                        refused = error
+                        broken = error
                     continue
                 if not are_left or cost <= good_enough:
                     return self.beside_torch(plan, known)
@@ -130,8 +130,7 @@ class CompiledPlanner(Planner):
             are_left = more is not None
             for one in more or ():
                 consider(one)
-        assert refused is not None
-        raise refused
+        raise broken or nearest_refusal(refusals)
 
     def beside_torch(self, plan: Plan, known: CompiledKnown) -> Plan:
         """Return a plan with what a step takes that torch alone compiles, and the frontier if it is asked for."""

@@ -86,7 +86,7 @@ class Planner:
             FewbitError: none is within the limits.
         """
         found: list[tuple[Plan, Known]] = []
-        refused: FewbitError | None = None
+        refusals: list[FewbitError] = []
         for known in self.eager_ways(plain):
             least = min((self.cost(plan) for plan, _ in found), default=math.inf)
             if self.limits.memory is not None and self.price.time * known.taken >= least:
@@ -94,13 +94,12 @@ class Planner:
             try:
                 found.append((self.solved(known), known))
             except FewbitError as error:
-                refused = error
+                refusals.append(error)
             else:
                 if self.cost(found[-1][0]) <= 0:
                     break
         if not found:
-            assert refused is not None
-            raise refused
+            raise nearest_refusal(refusals)
         plan, known = min(found, key=lambda each: self.cost(each[0]))
         return self.beside_exact(plan, known, plain)
 
@@ -195,7 +194,8 @@ class Planner:
             solution = solve(merged, self.within(known, limits or self.limits), self.price)
         except TooLittleMemoryError as error:
             least = split(error.least, problem.options) if merged is not problem else error.least
-            raise FewbitError(f"{error}, {self.refusal(self.document(known, problem, least, []))}") from None
+            text = f"{error}, {self.refusal(self.document(known, problem, least, []))}"
+            raise TooLittleMemoryError(text, least) from None
         if merged is not problem:
             solution = split(solution, problem.options)
         return self.document(known, problem, solution, self.notes(known, problem, merged, solution))
@@ -334,6 +334,13 @@ class Planner:
         """Return whether there is a plan within the limits."""
         problem = with_fewer_options(self.problem(known), known)
         return is_feasible(problem, self.limits)
+
+
+def nearest_refusal(refusals: Sequence[FewbitError]) -> FewbitError:
+    """Return what says the least memory of all, of what was said of a step by several ways; else what was said first:
+    a way that computes again may be refused for its time alone."""
+    of_memory = [error for error in refusals if isinstance(error, TooLittleMemoryError)]
+    return min(of_memory, key=lambda error: error.least.price, default=refusals[0])
 
 
 def points_of(

@@ -31,6 +31,9 @@ class TooLittleMemoryError(FewbitError):
         super().__init__(message)
         self.least = least
 
+    def __reduce__(self) -> tuple[type[FewbitError], tuple[str]]:
+        return FewbitError, (str(self),)  # as one process tells another
+
 
 @dataclass(frozen=True)
 class Effort:
@@ -76,7 +79,8 @@ def solve(problem: Problem, limits: Limits, price: Price | None = None, effort: 
         more = _peak(problem, least.chosen)
         within = "" if limits.error is None and limits.time is None else " within these limits on error and time"
         fits = f"no plan{within} fits into {size_like(limits.memory, limits.memory)}"
-        raise TooLittleMemoryError(f"{fits}: the least is {size_like(more, limits.memory, exactly=True)}", least)
+        text = f"{fits}: the least is {size_like(more, limits.memory, exactly=True)}"
+        raise TooLittleMemoryError(text, replace(least, price=more))
     return solution
 
 

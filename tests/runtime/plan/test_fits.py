@@ -1,5 +1,6 @@
 """`fewbit.fits`: the least of any plan, found without values."""
 
+import pickle
 from dataclasses import replace
 
 import fewbit
@@ -57,6 +58,31 @@ def test_the_least_is_what_a_plan_is_refused_by():
     least = fewbit.fits(model, batch, memory=1).least.total
     with pytest.raises(FewbitError, match=rf"the least is .*\({least:,} bytes\)"):
         fewbit.plan(model, batch, memory="1KiB")
+
+
+class Leaky(nn.Module):
+    """An MLP whose mask is saved in bits, and made whole again by tiles of tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 256), nn.Linear(256, 16)
+
+    def forward(self, x):
+        x = self.up(x)
+        return self.down(torch.where(x > 0, x, x / 10))
+
+
+@pytest.mark.parametrize(("time", "least_of"), [(None, "all"), (1.0, "one")])
+def test_a_refusal_is_that_of_the_least_way(time, least_of):
+    """Tiles take more than the step as it is here, and more time, for which they are refused: that says no least."""
+    with torch.device("meta"):
+        model, x = nn.Sequential(nn.Linear(8, 16), Leaky(), nn.Linear(16, 512)), torch.randn(600, 8)
+    how = {"loss": lambda y: y.square().mean(), "optimizer": "sgd"}
+    least = fewbit.fits(model, x, memory=1, **how).least.total
+    said = rf"\({least:,} bytes\)" if least_of == "all" else "within these limits on error and time"
+    with pytest.raises(FewbitError, match=rf"the least is .*{said}" if time is None else said) as refusal:
+        fewbit.plan(model, x, memory=1, time=time, **how)
+    assert pickle.loads(pickle.dumps(refusal.value)).args == refusal.value.args  # as ranks and workers tell it
 
 
 def test_answers():
