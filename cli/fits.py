@@ -35,9 +35,10 @@ def command(
 ) -> None:
     """Say whether a model's training fits into a memory, and the least that it takes.
 
-    TARGET is as for `fewbit plan`. Any plan counts: codes, recomputed blocks, and what they take at the peak. The step
-    is traced without values, so no memory is taken but that of the model as the function returns it. Exit status 0: it
-    fits; 1: it does not.
+    TARGET is as for `fewbit plan`. Any plan of an eager step counts: codes, recomputed blocks, the loss in chunks, and
+    what they take at the peak; a compiled step may take less (`fewbit plan --compiled`). The step is traced without
+    values, so no memory is taken but that of the model as the function returns it. Exit status 0: it fits; 1: it does
+    not.
 
     Example: fewbit fits train.py:setup --memory 24GiB
     """

@@ -256,6 +256,8 @@ def _cross_entropy(
     """The cross-entropy of whole rows of logits."""
     if not isinstance(input, DeferredLogits) or not isinstance(target, Tensor) or input.dim() > 2:
         return NotImplemented
+    if input.is_meta and target.is_cpu:
+        target = target.to("meta")  # those that a loss holds, of a step that is traced without values
     if target.dtype != torch.int64 or target.shape != input.shape[:-1] or target.device != input.device:
         return NotImplemented
     if reduction not in ("mean", "sum") or any(x is not None for x in (weight, size_average, reduce)):

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from ...tables import FewbitError
 from ...tables.sizes import size_like
 from ..memory.listing import size_text
+from ..tensors.plain import tensors_among
 from .compiled import CompiledKnown
 from .compiled_run import budget_runs
 from .document import Choice, PeakMemory, Plan, Point, Timeline, signature
@@ -206,16 +207,29 @@ class Planner:
         parts = {name: getattr(peak, name) for name in ("parameters", "gradients", "optimizer", "saved", "workspace")}
         unit_of = self.limits.memory or peak.total
         made_of = ", ".join(f"{name} {size_like(size, unit_of)}" for name, size in parts.items() if size)
+        is_limited = self.limits.error is not None or self.limits.time is not None
+        return f"{peak.moment}: {made_of}; try {self.remedies(peak, is_limited)}"
+
+    def remedies(self, peak: PeakMemory, is_limited: bool = False) -> str:
+        """Return what else may be tried, in words.
+
+        Args:
+            peak: of the plan of least memory.
+            is_limited: whether error or time were limited, too.
+        """
+        inputs = tensors_among(self.step.inputs, self.step.keywords)
+        has_tokens = any(t.dim() == 2 and t.shape[1] > 1 and not t.is_floating_point() for t in inputs)
         tries = [
             ("a smaller batch", self.step.samples > 1),
+            ("shorter sequences", has_tokens),
+            ("a compiled step, compiled=True or --compiled", not self.compiled),
             ("another optimizer, such as adamw8bit or sgd", peak.optimizer > peak.total // 10),
             ("recompute", not self.recompute),
-            ("more error or time", self.limits.error is not None or self.limits.time is not None),
+            ("more error or time", is_limited),
             ("shards, parallel fsdp:8", peak.parameters + peak.optimizer > peak.total // 4 and not self.compiled),
             ("fewer trained parameters, as of LoRA", peak.gradients + peak.optimizer > peak.total // 4),
         ]
-        words = "; ".join(name for name, helps in tries if helps) or "a smaller model or batch"
-        return f"{peak.moment}: {made_of}; try {words}"
+        return "; ".join(name for name, helps in tries if helps) or "a smaller model or batch"
 
     def points(self, known: Known | CompiledKnown, problem: Problem, merged: Problem) -> tuple[Point, ...]:
         """Return what plans for other memories, and other ways to train, take."""

@@ -6,6 +6,7 @@ is found: errors and times decide nothing.
 
 import copy
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from ...tables import FewbitError
-from ...tables.columns import wrapped_sizes
+from ...tables.columns import WIDTH, wrapped_sizes
 from ...tables.sizes import parse_size, size_like
 from ..convert.measure import read_inputs
 from ..memory.peak import no_collection
@@ -39,19 +40,21 @@ class Fits:
         least: the peak of the plan that takes the least of all, and what it is made of.
         exact: the peak of a step that saves all exactly, in bytes.
         error: of the gradient by the least plan, relative, estimated from shapes.
+        remedies: what else may be tried where it does not fit, in words.
     """
 
     memory: int
     least: PeakMemory
     exact: int
     error: float
+    remedies: str
 
     def __bool__(self) -> bool:
         return self.least.total <= self.memory
 
     def __str__(self) -> str:
         answer = "yes" if self else "no"
-        how = "exactly" if self.exact <= self.memory else "by a plan" if self else "not by any plan"
+        how = "exactly" if self.exact <= self.memory else "by a plan" if self else "not by any eager plan"
         least, exact, given = (size_like(size, self.memory) for size in (self.least.total, self.exact, self.memory))
         parts = ("parameters", "gradients", "optimizer", "saved", "workspace")
         sizes = ", ".join(f"{part} {size_like(getattr(self.least, part), self.memory)}" for part in parts)
@@ -61,6 +64,7 @@ class Fits:
                 f"the least, {self.least.moment}:",
                 *wrapped_sizes(sizes),
                 f"the error of its gradient, estimated from shapes: {self.error:.3g}",
+                *([] if self else wrap(f"try {self.remedies}", WIDTH, subsequent_indent="  ")),
             )
         )
 
@@ -77,7 +81,8 @@ def fits(
     """Return whether some training of a model fits into a memory, the least it takes, and what that is made of.
 
     The step of a copy on the meta device is traced; nothing is computed and the model is not changed. What fits is
-    found by `fewbit.plan` with the same arguments, or trained by `fewbit.fit`.
+    found by `fewbit.plan` with the same arguments, or trained by `fewbit.fit`. Compiled steps are not looked at: they
+    may take less.
 
     Args:
         model: in the mode in which it trains, on any device; on the meta device it takes no memory itself.
@@ -107,7 +112,7 @@ def fits(
         # Nothing asks for times, and a roofline takes a forward pass to count, a quarter of all that is done.
         planner = Planner(step, Limits(time=_ANY_TIME), Price(), static, None, recompute, 0, kind, Speeds())
         plan = planner.least()
-    return Fits(given, plan.peak, plan.exact_peak, plan.error)
+    return Fits(given, plan.peak, plan.exact_peak, plan.error, planner.remedies(plan.peak))
 
 
 def _without_values(model: nn.Module) -> nn.Module:

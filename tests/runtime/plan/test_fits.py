@@ -85,6 +85,21 @@ def test_a_refusal_is_that_of_the_least_way(time, least_of):
     assert pickle.loads(pickle.dumps(refusal.value)).args == refusal.value.args  # as ranks and workers tell it
 
 
+def test_labels_that_a_loss_holds_are_on_the_cpu():
+    """The model goes to the meta device, and what its loss closes over stays: logits are computed in chunks all the
+    same."""
+    ids, labels = torch.zeros(2, 64, dtype=torch.int64), torch.zeros(128, dtype=torch.int64)
+    model = nn.Sequential(nn.Embedding(4000, 32), nn.Linear(32, 4000))
+
+    def loss(labels):
+        return lambda logits: nn.functional.cross_entropy(logits.flatten(0, 1), labels)
+
+    here = fewbit.fits(model, ids, memory=1, loss=loss(labels))
+    there = fewbit.fits(model, ids, memory=1, loss=loss(labels.to("meta")))
+    assert here.least.total == pytest.approx(there.least.total, rel=0.01)
+    assert "shorter sequences" in str(here)
+
+
 def test_answers():
     """Between the least and the exact step there is a plan; below there is none."""
     known = fewbit.fits(Net(), {"x": batch()}, memory=1)
@@ -94,6 +109,7 @@ def test_answers():
         assert bool(found) == answer.startswith("yes")
         assert str(found).startswith(answer)
         assert "workspace" in str(found)
+        assert ("\ntry a smaller batch; a compiled step" in str(found)) is not bool(found)
 
 
 def test_what_the_arguments_change():
