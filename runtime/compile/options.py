@@ -178,8 +178,10 @@ def _sources() -> str:
     """Return a digest of the source that decides what the compiled graphs compute, and of what they call."""
     digest = hashlib.sha256()
     runtime = Path(__file__).parents[1]
-    # Of tensors/ graphs have signs, edges, planes and random bits.
+    # Of tensors/ graphs have signs, edges, planes and random bits; of layers/ the operator of losses in chunks, whose
+    # strides a cached graph asserts.
     patterns = ("compile/*.py", "tensors/*.py", "backends/*/per_group.py", "backends/*/rotated.py", "ops/*.py")
+    patterns += ("layers/loss*.py",)
     for file in sorted(file for pattern in patterns for file in runtime.glob(pattern)):
         digest.update(file.read_bytes())
     return digest.hexdigest()
