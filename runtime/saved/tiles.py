@@ -10,7 +10,9 @@ of parameters are sums of tiles.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -23,6 +25,9 @@ from .recompute import Settings, device_of, hold
 
 # As chunks of a loss: below that many rows a product is bound by reading its weight.
 FEWEST = 256
+# Kernels take rows by so many at most. MKL's for float64 gives those that a block of 4 leaves over other bits, and its
+# products of 1 to 3 rows alone have other bits in float32, too: the tile before takes them.
+_ROWS, _ALONE = 32, 3
 
 
 def tiled_forward(module: nn.Module) -> Callable[..., Any]:
@@ -32,7 +37,9 @@ def tiled_forward(module: nn.Module) -> Callable[..., Any]:
 
 def tile_size(module: nn.Module, tokens: int, features: int) -> int:
     """Return the tokens of a tile: so many that what is made of them is as large as the module's input."""
-    return max(FEWEST, -(-tokens * features // max(width_of(module), 1)))
+    size = max(FEWEST, -(-tokens * features // max(width_of(module), 1)))
+    size += -size % _ROWS
+    return size if tokens - size > _ALONE else tokens
 
 
 def width_of(module: nn.Module) -> int:
@@ -100,12 +107,27 @@ def _gradients(ctx: Any, x: Tensor, of_result: Tensor) -> list[Any]:
     with ctx.settings.again(), torch.enable_grad():
         result = ctx.function(x)
     asked: Sequence[Tensor] = (*([x] if x.requires_grad else ()), *ctx.parameters)
-    return [*torch.autograd.grad(result, asked, of_result, allow_unused=True)]
+    with _without_hooks(ctx.parameters):
+        return [*torch.autograd.grad(result, asked, of_result, allow_unused=True)]
 
 
-def _tiles(rows: Tensor, size: int) -> Iterator[slice]:
-    """Yield the tiles of tokens: without values two and the last, as the memory of all but these is the second's."""
-    starts = [*range(0, rows.shape[1], size)]
+def _tiles(rows: Tensor, size: int) -> Sequence[slice]:
+    """Return the tiles of tokens: without values two and the last, as the memory of all but these is the second's."""
+    starts = [*range(0, rows.shape[1] - _ALONE, size)]
+    tiles = [slice(*ends) for ends in pairwise((*starts, rows.shape[1]))]
     if is_abstract(rows):  # `fewbit.fits` of Llama-3-8B with adapters took 36 seconds by all of them, 24 by three
-        starts = [*dict.fromkeys((*starts[:2], *starts[-1:]))]
-    return (slice(start, min(start + size, rows.shape[1])) for start in starts)
+        tiles = [*tiles[:2], *tiles[2:][-1:]]
+    return tiles
+
+
+@contextmanager
+def _without_hooks(parameters: Sequence[Tensor]) -> Iterator[None]:
+    """Leave out the hooks of parameters' gradients within this block: they see the sum of all tiles, once."""
+    hooked = [(p, hooks) for p in parameters if (hooks := p._backward_hooks)]
+    try:
+        for p, _ in hooked:
+            p._backward_hooks = None
+        yield
+    finally:
+        for p, hooks in hooked:
+            p._backward_hooks = hooks

@@ -160,6 +160,60 @@ class Dropping(Unit):
         return F.dropout(super().forward(x))
 
 
+class Masking(Unit):
+    """Drops features, of all tokens the same."""
+
+    def forward(self, x):
+        return super().forward(x * torch.empty(16).bernoulli_(0.5))
+
+
+class Writing(Unit):
+    def forward(self, x):
+        return super().forward(F.relu_(x))
+
+
+class Counting(Unit):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x)
+
+
+class Keeping(Unit):
+    def forward(self, x):
+        self.last = super().forward(x)
+        return self.last
+
+
+class Listing(Unit):
+    def __init__(self):
+        super().__init__()
+        self.norms = []
+
+    def forward(self, x):
+        self.norms.append(x.detach().norm(dim=-1))
+        return super().forward(x)
+
+
+class ByLength(Unit):
+    def forward(self, x):
+        return super().forward(x) / x.shape[1]
+
+
+class Gained(Unit):
+    """By a tensor of another module, whose gradient a call that autograd does not see would lose."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain = 2 * torch.ones((), requires_grad=True)
+
+    def forward(self, x):
+        return super().forward(x) * self.gain
+
+
 class Normed(Unit):
     """The same for each token: norms, softmax and means of its features."""
 
@@ -178,6 +232,12 @@ class Chunks(Unit):
 
 @pytest.mark.parametrize("kind", [Mixing, Attending, Later, Positions, Turning, Adding, Values, Dropping])
 def test_what_mixes_tokens_is_left(kind):
+    assert not computes_by_token(kind(), torch.zeros(16))
+
+
+@pytest.mark.parametrize("kind", [Masking, Writing, Counting, Keeping, Listing, ByLength, Gained])
+def test_what_several_calls_would_do_otherwise_is_left(kind):
+    """Each token has a row of its own here, and one call a step has another effect than one for each tile."""
     assert not computes_by_token(kind(), torch.zeros(16))
 
 
@@ -208,3 +268,24 @@ def test_what_takes_tokens_by_themselves(kind):
     for i in (2, 4):
         assert torch.equal(results[i][0], results[0][0]) and torch.equal(results[i + 1][0], results[1][0])
         assert are_near(results[i], results[0], 1e-6) and are_near(results[i + 1][1:], results[1][1:], 1e-2)
+
+
+@pytest.mark.parametrize(("tokens", "dtype"), [(513, torch.float32), (10_000, torch.float64)])
+def test_the_forward_pass_has_torchs_bits(tokens, dtype):
+    """Products of one row alone have others, and so have rows that blocks of four leave over in float64."""
+    torch.manual_seed(0)
+    module, x = Unit().to(dtype), torch.randn(tokens, 16, dtype=dtype)
+    assert torch.equal(tiled_forward(module)(x), module(x))
+
+
+def test_hooks_of_parameters_see_one_gradient():
+    """That of all tokens, as without tiles: a hook that scales would do so for each tile and for their sum."""
+    torch.manual_seed(0)
+    module, x, seen = Unit(), torch.randn(900, 16), []
+    module.up_proj.weight.register_hook(lambda gradient: seen.append(gradient.clone()) or 2 * gradient)
+    found = []
+    for forward in (module, tiled_forward(module)):
+        module.zero_grad()
+        forward(x).square().sum().backward()
+        found.append([p.grad for p in module.parameters()])
+    assert len(seen) == 2 and are_near(found[1], found[0], 1e-6) and are_near(seen[1], seen[0], 1e-6)
