@@ -6,7 +6,9 @@ a kernel at the same time, one compiles it and the others wait for its file.
 
 import logging
 import os
+import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -20,7 +22,8 @@ except ImportError:  # Windows
 
 Compiled = TypeVar("Compiled")
 
-LINE = "fewbit: compiling for the first time, which may take a minute or two; `fewbit doctor --warm` does it ahead"
+LINE = "fewbit: compiling for the first time, a minute or two in all; `fewbit doctor --warm` does it ahead"
+EVERY = 30.0  # seconds until a line is logged again: one kernel takes minutes where other work fills the machine
 # Without a configuration of `logging` its lines are written to standard error.
 _log = logging.getLogger("fewbit.compiling")
 
@@ -36,20 +39,33 @@ def announced_compilation() -> Iterator[None]:
         yield
 
 
-def compiled_once(make: Callable[[], Compiled], lock: Path, line: Callable[[], str]) -> Compiled:
+def compiled_once(make: Callable[[], Compiled], lock: Path, name: str, place: Callable[[], str]) -> Compiled:
     """Return what `make` compiles or loads from Numba's cache; of the processes that miss it, one compiles at a time.
+
+    What this process compiles, or waits for another to compile, is a line of the log, and again every half minute.
 
     Args:
         make: compiles one function that Numba keeps on disk. It is called again where the first call finds none.
         lock: the file by which processes wait for one another.
-        line: what is logged if this process compiles the function.
+        name: of the function, in these lines.
+        place: returns its place among all, in the line of the process that compiles it.
     """
     try:
         with _at_compilation(_miss):
             return make()
     except _MissingError:
-        with _locked(lock), announced_compilation(), _at_compilation(cache(lambda: _log.warning(line()))):
-            return make()  # the one that held the lock before may have compiled it
+        with _repeating() as say:
+
+            @cache
+            def tell() -> None:
+                say(f"fewbit: compiling {place()}: {name}")
+
+            with (
+                _locked(lock, lambda: say(f"fewbit: another process compiles {name}: waiting for it")),
+                announced_compilation(),
+                _at_compilation(tell),
+            ):
+                return make()  # the one that held the lock before may have compiled it
 
 
 @contextmanager
@@ -78,14 +94,49 @@ def _miss() -> None:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock of the file `path` inside; where files cannot be written or locked, go on without."""
+def _repeating() -> Iterator[Callable[[str], None]]:
+    """Yield a function that logs a line, and again every `EVERY` seconds, with these, until the next or the end."""
+    lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+
+    def repeat() -> None:
+        line, start = lines.get(), time.monotonic()
+        while line is not None:
+            try:
+                line, start = lines.get(timeout=EVERY), time.monotonic()
+            except queue.Empty:
+                _log.warning("%s, %.0f s", line, time.monotonic() - start)
+
+    def say(line: str) -> None:
+        _log.warning(line)
+        lines.put(line)
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield say
+    finally:
+        lines.put(None)
+        thread.join()
+
+
+@contextmanager
+def _locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
+    """Hold the lock of the file `path` inside; where files cannot be written or locked, go on without.
+
+    Args:
+        path: of the file.
+        waiting: called if the lock is another's.
+    """
     handle = None
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
         if fcntl is not None:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                waiting()
+                fcntl.flock(handle, fcntl.LOCK_EX)
     try:
         yield
     finally:

@@ -17,6 +17,8 @@ from in_threads import in_threads
 from numba import njit
 from numba.core import event
 
+BEGINS = ("fewbit: compiling 1 of 2: add", "fewbit: another process compiles add: waiting for it")
+
 
 def compile_something():
     """What Numba's compiler tells its listeners for each of its passes."""
@@ -107,9 +109,44 @@ def test_of_those_that_miss_a_function_at_the_same_time_one_compiles_it(tmp_path
 
     def use(_):
         calls = iter((first_misses, make))
-        return compiled_once(lambda: next(calls)(), tmp_path / "folder" / "lock", lambda: "")
+        return compiled_once(lambda: next(calls)(), tmp_path / "folder" / "lock", "add", lambda: "1 of 2")
 
     assert in_threads(use, range(2)) == ["code", "code"] and len(compilations) == 1
+
+
+def test_who_compiles_and_who_waits_say_so_and_again(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(compiling, "EVERY", 0.01)
+    log, lines, compiled = logging.getLogger("fewbit.compiling"), [], []
+    both_missed, said = threading.Barrier(2, timeout=60), threading.Event()
+
+    def hear(record):
+        lines.append(record.getMessage())
+        if all(sum(line.startswith(begin) for line in lines) > 1 for begin in BEGINS):
+            said.set()  # each line twice
+        return True
+
+    def use(_):
+        calls = iter((first, second))
+        return compiled_once(lambda: next(calls)(), tmp_path / "lock", "add", lambda: "1 of 2")
+
+    def first():
+        try:
+            compile_something()
+        finally:
+            both_missed.wait()
+
+    def second():
+        if not compiled:
+            compile_something()
+            compiled.append(said.wait(60))
+        return "code"
+
+    log.addFilter(hear)
+    try:
+        assert in_threads(use, range(2)) == ["code", "code"] and compiled == [True]
+    finally:
+        log.removeFilter(hear)
+    assert {line for line in lines if not line.endswith(" s")} == {LINE, *BEGINS}
 
 
 def test_where_no_lock_can_be_a_function_is_compiled_all_the_same(tmp_path, caplog):
@@ -119,8 +156,8 @@ def test_where_no_lock_can_be_a_function_is_compiled_all_the_same(tmp_path, capl
         compile_something()
         return "code"
 
-    assert compiled_once(make, tmp_path / "file" / "lock", lambda: "a line") == "code"
-    assert caplog.records[-1].getMessage() == "a line"
+    assert compiled_once(make, tmp_path / "file" / "lock", "add", lambda: "1 of 2") == "code"
+    assert caplog.records[-1].getMessage() == BEGINS[0]
 
 
 def test_what_another_thread_compiles_is_neither_refused_nor_announced(caplog):

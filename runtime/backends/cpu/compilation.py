@@ -31,7 +31,5 @@ def compile_kernel(body: Callable[[Any], None]) -> Kernel:
     file = body.__module__.rpartition(".")[2]
     lock = Path(FunctionCache(body).cache_path) / f"{file}.{body.__qualname__.replace('.<locals>', '')}.lock"
     name = f"{file.removesuffix('_kernels')} {body.__name__}"
-    compiled = compiled_once(
-        make, lock, lambda: f"fewbit: compiling {_numbers.setdefault(name, len(_numbers) + 1)} of {KERNELS}: {name}"
-    )
+    compiled = compiled_once(make, lock, name, lambda: f"{_numbers.setdefault(name, len(_numbers) + 1)} of {KERNELS}")
     return Kernel(compiled.address, ctypes.CFUNCTYPE(None, ctypes.c_void_p)(compiled.address), compiled)
