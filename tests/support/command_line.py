@@ -30,7 +30,7 @@ def run(capsys):
 @pytest.fixture
 def command():
     """The words that run `fewbit` as a process of its own."""
-    return [sys.executable, "-m", "fewbit.cli.main"]
+    return [sys.executable, "-m", "fewbit"]
 
 
 @pytest.fixture
