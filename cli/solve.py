@@ -25,7 +25,7 @@ from .text import table_text
 
 @click.command("solve")
 @table_options
-@click.option("-o", "--output", type=FILE, metavar="FILE", help="File to write: .json .npz .csv .py .h.")
+@click.option("-o", "--output", type=FILE, metavar="FILE", help="File to write: .json .npz .csv .py .h .cuh.")
 @click.option(
     "--format",
     "file_format",
@@ -80,8 +80,12 @@ def command(
         check_figure_path(plot)
     if proof:
         check_writable(proof)
-    start = time.perf_counter()
     act, w = parse_activation(activation, kinks), parse_weight(weight)
+    if proof:
+        from ..fewbit_gen.proof import check_provable
+
+        check_provable(act.name, w.spec)  # before it is solved, which may take ten seconds
+    start = time.perf_counter()
     table = with_clock(solve, act, bits=bits, levels=levels, kind=kind, weight=w, effort=effort, label="solving")
     seconds = time.perf_counter() - start
     # Write files before printing: a reader that closes the pipe early (`| head`) does not prevent them.

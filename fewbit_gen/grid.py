@@ -156,7 +156,9 @@ def evaluate_derivative(activation: Activation, x: Vector) -> Vector:
         value = activation.derivative(x)
     if not np.isfinite(value).all():
         where = x[~np.isfinite(value)].flat[0]
-        raise FewbitError(f"the derivative of {activation.name} is not finite at x = {where:g}")
+        raise FewbitError(
+            f"the derivative of {activation.name} is not finite at x = {where:g}: give a weight without it"
+        )
     return value
 
 

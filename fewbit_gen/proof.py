@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..tables import Table
-from ..tables.errors import FewbitError
+from ..tables.errors import FewbitError, shown
 from ..tables.shipped import shipped_activations
 from ..tables.table import table_to_dict
 from .activations import parse_activation
@@ -277,6 +277,19 @@ def _proven(line: _Line, error: float, segments: int) -> _Proof:
     return _merged(line, proof, target) if proof.bound >= target and layers else proof
 
 
+def check_provable(activation: str, weight: str, levels: int = 2) -> None:
+    """Raise FewbitError unless the checker knows the problem, for as many levels as the best table has."""
+    what = None
+    if activation not in shipped_activations():
+        what = f"{shown(activation)}, which `fewbit tables list` does not have"
+    elif weight.partition(":")[0] not in ("uniform", "normal"):
+        what = f"the weight {shown(weight)}: give uniform:A,B or normal:MEAN,DEVIATION"
+    elif levels > _MOST_LEVELS:
+        what = f"{levels} levels: give {_MOST_LEVELS} at most"
+    if what:
+        raise FewbitError(f"no proof is written for {what}")
+
+
 def prove(table: Table) -> dict[str, Any]:
     """Return a proof that no table of this kind with as many levels is better, to a millionth, as JSON values.
 
@@ -286,12 +299,8 @@ def prove(table: Table) -> dict[str, Any]:
     Raises:
         FewbitError: the checker does not know the problem, or the proof does not get as near.
     """
-    K, family = table.levels.size, table.weight.partition(":")[0]
-    if table.activation not in shipped_activations() or family not in ("uniform", "normal") or K > _MOST_LEVELS:
-        raise FewbitError(
-            f"proofs are for up to {_MOST_LEVELS} levels of the activations of `fewbit tables list` under a weight "
-            f"uniform:A,B or normal:MEAN,DEVIATION, not for {table!r}"
-        )
+    K = table.levels.size
+    check_provable(table.activation, table.weight, K)
     content = {"format": FORMAT, "levels": K, "table": table_to_dict(table)}
     if table.error == 0:
         return content | {"bound": 0.0, "line": [], "layers": []}

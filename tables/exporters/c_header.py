@@ -24,6 +24,11 @@ _TEMPLATE = """\
  *   unsigned char {name}_encodef(float x)     the same, of a float
  *   double {name}_q(double x)                 the table's value at x
  *   float {name}_qf(float x)                  the same, of a float, rounded to float
+ *   {name}_levels[code]                       the table's value where x has this code
+ *   {name}_levelsf[code]                      the same, in float
+ *
+ *   forward:   code[i] = {name}_encodef(x[i]);
+ *   backward:  grad_x[i] = grad_y[i] * {name}_levelsf[code[i]];
  *
  * Interval i is boundaries[i - 1] < x <= boundaries[i]. NaN belongs to the last one; compilers that are told
  * that there is no NaN (-ffast-math) may send it elsewhere.

@@ -24,11 +24,17 @@ def test_solve_writes_a_proof_that_the_checker_accepts(run, tmp_path, capsys, ki
     assert capsys.readouterr().out.startswith(said)
 
 
-@pytest.mark.parametrize("arguments", [["x*sigmoid(x)"], ["gelu", "--weight", "laplace:0,1"]])
-def test_solve_refuses_a_proof_of_what_the_checker_does_not_know(run, tmp_path, arguments):
-    outcome = run("solve", *arguments, "--bits", "1", "--proof", tmp_path / "proof.json")
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["x*sin(x)", "--bits", "1"], "'x*sin(x)', which `fewbit tables list` does not have"),
+        (["gelu", "--bits", "1", "--weight", "laplace:0,1"], "the weight 'laplace:0,1': give uniform:A,B or normal:"),
+    ],
+)
+def test_solve_refuses_a_proof_of_what_the_checker_does_not_know(run, tmp_path, arguments, words):
+    outcome = run("solve", *arguments, "--proof", tmp_path / "proof.json")
     assert outcome.status == 2
-    assert outcome.err.startswith("fewbit: proofs are for up to 16 levels") and outcome.err.count("\n") == 1
+    assert outcome.err.startswith(f"fewbit: no proof is written for {words}") and outcome.err.count("\n") == 1
 
 
 def test_solve_refuses_a_proof_that_cannot_be_written_before_solving(run, tmp_path):

@@ -188,7 +188,7 @@ def _cells(table: Table, arithmetic: Arithmetic) -> str:
     values, which = np.unique(cells.boundary, return_inverse=True)  # most cells have none
     literals = [literal(value) for value in values]
     entries = (
-        f"{{{literals[b]}, {below | above << 8}}}"
+        f"{{{literals[b]},~{below | above << 8}}}"  # ~ is a space at which no line breaks
         for b, below, above in zip(which.tolist(), cells.below.tolist(), cells.above.tolist(), strict=True)
     )
     x = "x" if arithmetic == "float" else "float(x)"
@@ -210,7 +210,7 @@ def _cells(table: Table, arithmetic: Arithmetic) -> str:
     static __device__ void fill(Shared& table)
     {{
         static __device__ const Cell cells[count] = {{
-{rows(", ".join(entries), 116, 12)}
+{rows(", ".join(entries), 116, 12).replace("~", " ")}
         }};
         for (int i = threadIdx.x; i < count; i += blockDim.x)
             table.cells[i] = cells[i];
