@@ -35,17 +35,19 @@ class Beside:
         error: relative error of the gradient.
         time: of a step, relative to the exact one.
         source: how error and time are known: predicted, or measured on some of the batch's samples.
+        peak: of the exact step, as a plan's memory= counts it; None where it was not asked for.
     """
 
     exact: int
     error: float
     time: float
     source: str
+    peak: int | None = None
 
     @classmethod
     def of_plan(cls, plan: Plan, saved: int) -> "Beside":
         """Return what a plan predicts of a step that keeps `saved` bytes."""
-        return cls(saved + plan.exact_saved - plan.saved, plan.error, plan.time, "predicted")
+        return cls(saved + plan.exact_saved - plan.saved, plan.error, plan.time, "predicted", plan.exact_peak)
 
 
 @dataclass(frozen=True)

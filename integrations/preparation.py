@@ -23,6 +23,7 @@ from ..runtime.convert.api import convert
 from ..runtime.convert.find import FITTED
 from ..runtime.convert.report import Report
 from ..runtime.layers.base import CompressedLayer
+from ..runtime.memory.listing import size_text
 from ..runtime.plan.comparison import OPTIONS, method_text
 from ..runtime.plan.document import Plan
 from ..runtime.plan.fitted import Fitted
@@ -184,9 +185,13 @@ class Preparation:
                 del vars(model)["forward"]
 
     def announced(self, found: Kept | None) -> str:
-        """Return a line on what was done, and what it keeps."""
+        """Return a line on what was done, and what it keeps; of a plan another, on the peak that memory= limits."""
         outcome = self.unmeasured if found is None else str(found)
-        return f"fewbit: {self.text}" + (outcome and f": {outcome}")
+        text = f"fewbit: {self.text}" + (outcome and f": {outcome}")
+        if found is None or found.beside is None or found.beside.peak is None:
+            return text
+        now, exact = size_text(found.peak), size_text(found.beside.peak)
+        return f"{text}\nfewbit: peak {now} (exact {exact}), with parameters, gradients and the optimizer's state"
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import fewbit
 import pytest
 import torch
 from fewbit import memory
+from fewbit.runtime.memory.listing import size_text
 from fewbit.runtime.memory.peak import StorageTracker
 from fewbit.tables import FewbitError
 from torch import Tensor
@@ -116,7 +117,11 @@ def test_the_line_has_the_exact_bytes_the_error_and_the_time(name: str, tmp_path
     assert exact.beside is None and beside.exact == pytest.approx(exact.saved, rel=0.05)
     assert 0 < beside.error < 0.3 and beside.time > 0
     source = "predicted" if name == "a plan" else "1/4 samples"
-    line = [line for line in capsys.readouterr().out.splitlines() if line.startswith("fewbit: ")][-1]
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("fewbit: ")]
+    if name == "a plan":  # and the peak, of which its memory is a part
+        assert beside.peak == pytest.approx(exact.peak, rel=0.05)
+        assert f"(exact {size_text(beside.peak)})" in lines.pop()
+    line = lines[-1]
     assert line.endswith(f" ({source})") and f"error {beside.error:.2g}" in line and len(line) <= 100
 
 
