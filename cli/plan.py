@@ -14,7 +14,7 @@ from .options import (
     json_option,
     training_options,
 )
-from .progress import phases_of, with_clock
+from .progress import clock, phases_of, with_clock
 from .subject import sample_count, to_train
 from .target import errors_in_one_line
 
@@ -69,7 +69,7 @@ def command(
     sequence or size, they receive those options.
 
     Built-in models, and functions under --meta, take no memory; their errors are estimated from shapes and their times
-    from the data sheet of --gpu. All others run a few steps and are measured.
+    from the data sheet of --gpu. All others run a few steps and are measured. Where no plan fits the exit status is 1.
 
     Example: fewbit plan train.py:setup --memory 16GiB -o plan.json
     """
@@ -77,30 +77,35 @@ def command(
         if file:
             check_writable(file)
     count = None if batch == "max" else sample_count(batch, "a number of samples or max")
-    from ..runtime.plan.planner import plan  # before any user code: reports that torch is missing
+    with clock(f"loading {target}"):
+        from ..runtime.plan.planner import plan  # before any user code: reports that torch is missing
+        from ..runtime.plan.solver import NoPlanError
 
-    subject = to_train(target, size, dtype, meta)
+        subject = to_train(target, size, dtype, meta)
     with errors_in_one_line(target, subject.source):
         model, inputs, loss = subject.make(count)
         with phases_of("fewbit.plan", "planning") as phase:
-            found = with_clock(
-                plan,
-                model,
-                inputs,
-                label=phase,
-                loss=loss,
-                memory=memory,
-                error=error,
-                time=time,
-                optimizer=optimizer,
-                batch="max" if batch == "max" else None,
-                gpu=gpu,
-                compiled=compiled,
-                host_memory=host_memory,
-                parallel=parallel,
-                recompute=recompute,
-                frontier=FRONTIER if plot else 0,
-            )
+            try:
+                found = with_clock(
+                    plan,
+                    model,
+                    inputs,
+                    label=phase,
+                    loss=loss,
+                    memory=memory,
+                    error=error,
+                    time=time,
+                    optimizer=optimizer,
+                    batch="max" if batch == "max" else None,
+                    gpu=gpu,
+                    compiled=compiled,
+                    host_memory=host_memory,
+                    parallel=parallel,
+                    recompute=recompute,
+                    frontier=FRONTIER if plot else 0,
+                )
+            except NoPlanError as refused:
+                raise click.ClickException(str(refused)) from refused  # status 1: the use is right, and nothing fits
     if output:
         found.to_json(output)
     if plot:
@@ -117,6 +122,6 @@ def _figure(found: "Plan", title: str) -> "Figure":
     kinds = {"gradients": line.gradients, "saved": line.saved, "workspace": line.workspace}
     exact = [sum(sizes) for sizes in zip(line.exact, line.gradients, line.workspace, strict=True)]
     fixed = found.peak.parameters + found.peak.optimizer
-    memory = Memory(fixed, kinds, exact, line.backward, found.limits["memory"])
+    memory = Memory(fixed, kinds, exact, line.backward, found.limits["memory"], found.exact_peak)
     ways = [Way(point.name, point.memory, point.error) for point in found.frontier]
     return plot_plan(memory, ways, Way("chosen", found.peak.total, found.error), title)

@@ -11,7 +11,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .style import BLUE, GREY, INK, ORANGE, entitle, heights_apart, style_axes
+from .style import BLUE, GREY, INK, ORANGE, entitle, name_beside, style_axes
 
 # Tasks of `fewbit bench alternatives`, a panel each.
 PANELS = {"llama": "Llama", "gpt2": "GPT-2", "vit": "ViT", "cnn": "ResNet-18"}
@@ -140,8 +140,4 @@ def _panel(axes: Axes, points: Sequence[Point], title: str) -> None:
         axes.plot(point.peak, point.time, "o", color=point.color, markersize=size, alpha=alpha)
     named = sorted({*front, *(p for p in points if p.name in _BARS)}, key=lambda p: (p.time, p.name))
     axes.set_xlim(0, max([1.1, *(point.peak + 0.05 for point in points)]))
-    heights = heights_apart(axes, [point.time for point in named], 0.06)
-    for point, height in zip(named, heights, strict=True):
-        line = {"arrowstyle": "-", "color": point.color, "linewidth": 0.5, "shrinkB": 3, "relpos": (0, 0.5)}
-        place = {"xytext": (1.02, height), "textcoords": axes.transAxes, "va": "center", "arrowprops": line}
-        axes.annotate(point.label, (point.peak, point.time), fontsize=8.5, color=INK, **place)
+    name_beside(axes, [(p.label, p.peak, p.time) for p in named], [p.color for p in named])

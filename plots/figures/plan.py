@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .style import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, VERMILION, style_axes
+from .style import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, VERMILION, name_beside, style_axes
 
 _GIB, _MIB = 1 << 30, 1 << 20
 
@@ -18,9 +18,10 @@ class Memory:
     Attributes:
         fixed: parameters and the optimizer's state.
         kinds: name of a kind of memory -> bytes at each moment, drawn one upon the other.
-        exact: all of an exact step.
+        exact: all of the step that the plan is for, with everything saved exactly.
         backward: the moment at which the backward pass begins.
         limit: the memory that the plan was made for, or None.
+        exact_peak: of the step as it is, drawn where it is another than that of `exact`: in chunks, tiles, or compiled.
     """
 
     fixed: int
@@ -28,6 +29,7 @@ class Memory:
     exact: Sequence[int]
     backward: int
     limit: float | None
+    exact_peak: int
 
 
 @dataclass(frozen=True)
@@ -56,19 +58,23 @@ def _unit(most: float) -> tuple[float, str]:
 
 def _plot_memory(axes: Axes, memory: Memory) -> None:
     style_axes(axes)
-    unit, name = _unit(memory.fixed + max(memory.exact))
+    unit, name = _unit(max(memory.exact_peak, memory.fixed + max(memory.exact)))
     moments = range(len(memory.exact))
     layers = {"parameters, optimizer": [memory.fixed] * len(memory.exact), **memory.kinds}
     scaled = [[size / unit for size in sizes] for sizes in layers.values()]
     axes.stackplot(moments, *scaled, labels=list(layers), colors=(GREY, ORANGE, BLUE, SKY), alpha=0.85, linewidth=0)
-    axes.plot(moments, [(memory.fixed + size) / unit for size in memory.exact], color=INK, linewidth=1, label="exact")
+    exact = [(memory.fixed + size) / unit for size in memory.exact]
+    is_changed = abs(memory.exact_peak / unit - max(exact)) > 0.01 * max(exact)  # 400 moments have not every byte
+    axes.plot(moments, exact, color=INK, linewidth=1, label="this step, saved exactly" if is_changed else "exact")
+    if is_changed:
+        axes.axhline(memory.exact_peak / unit, color=INK, linewidth=1, linestyle=":", label="peak of the exact step")
     if memory.limit is not None:
         axes.axhline(memory.limit / unit, color=VERMILION, linewidth=1, linestyle="--", label="limit")
     axes.axvline(memory.backward, color=GREY, linewidth=0.7, linestyle=":")
     axes.set_xticks([0, memory.backward], ["forward", "backward"])
     axes.set_ylabel(name, fontsize=9, color=INK)
     axes.set_ylim(0)
-    axes.legend(fontsize=8, frameon=False, loc="lower center", ncols=2)
+    axes.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=3)
 
 
 def _plot_frontier(axes: Axes, ways: Sequence[Way], chosen: Way) -> None:
@@ -76,35 +82,15 @@ def _plot_frontier(axes: Axes, ways: Sequence[Way], chosen: Way) -> None:
     unit, name = _unit(max(way.memory for way in ways))
     plans = sorted((way.memory / unit, way.error) for way in ways if way.name == "plan")
     axes.plot(*zip(*plans, strict=True), color=BLUE, marker="o", markersize=3, linewidth=1.2, label="plans")
-    for way in ways:
-        if way.name == "plan":
-            continue
-        is_uniform = way.name.endswith("bits")
-        axes.plot(way.memory / unit, way.error, "s" if is_uniform else "D", color=PURPLE if is_uniform else GREEN)
-        if way.error:
-            _name(axes, way.name, way.memory / unit, way.error, rotation=0)
-    span = max(way.memory for way in ways) / 25
-    for memory, names in _exact_ways(ways, span):
-        _name(axes, names, memory / unit, 0.0, rotation=50)
+    # Ways that err alike, as all exact ones do, are named from the right one up, so that no two lines cross.
+    others = sorted((way for way in ways if way.name != "plan"), key=lambda way: (way.error, -way.memory))
+    for way in others:
+        marker, color = ("s", PURPLE) if way.name.endswith("bits") else ("D", GREEN)
+        axes.plot(way.memory / unit, way.error, marker, color=color)
     axes.plot(chosen.memory / unit, chosen.error, "*", color=VERMILION, markersize=13, label="chosen")
     errors = [way.error for way in ways if way.error > 0]
     axes.set_yscale("symlog", linthresh=min(errors, default=0.01) / 2)
     axes.set_xlabel(f"peak, {name}", fontsize=9, color=INK)
     axes.set_ylabel("relative error of the gradient", fontsize=9, color=INK)
     axes.legend(fontsize=8, frameon=False)
-
-
-def _name(axes: Axes, name: str, x: float, y: float, rotation: float) -> None:
-    axes.annotate(name, (x, y), (5, 3), textcoords="offset points", fontsize=8, color=INK, rotation=rotation)
-
-
-def _exact_ways(ways: Sequence[Way], span: float) -> list[tuple[int, str]]:
-    """Return memory and name of ways without error; those within `span` bytes of the one before share a name."""
-    named: list[tuple[int, str]] = []
-    for way in sorted((way for way in ways if not way.error and way.name != "plan"), key=lambda way: way.memory):
-        if named and way.memory - named[-1][0] < span:
-            memory, names = named.pop()
-            named.append((memory, f"{names}, {way.name}"))
-        else:
-            named.append((way.memory, way.name))
-    return named
+    name_beside(axes, [(way.name, way.memory / unit, way.error) for way in others])

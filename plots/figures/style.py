@@ -72,6 +72,21 @@ def heights_apart(axes: Axes, values: Sequence[float], least: float) -> list[flo
     return heights
 
 
+def name_beside(axes: Axes, points: Sequence[tuple[str, float, float]], colors: Sequence[str] = ()) -> None:
+    """Write names to the right of the axes, whose limits are final, with a thin line from each to its point.
+
+    Args:
+        axes: with linear or logarithmic scales.
+        points: (name, x, y), by rising y.
+        colors: of the lines; by default grey.
+    """
+    heights = heights_apart(axes, [y for _, _, y in points], 0.06)
+    for (name, x, y), height, color in zip(points, heights, colors or [GREY] * len(points), strict=True):
+        line = {"arrowstyle": "-", "color": color, "linewidth": 0.5, "shrinkB": 3, "relpos": (0, 0.5)}
+        place = {"xytext": (1.02, height), "textcoords": axes.transAxes, "va": "center", "arrowprops": line}
+        axes.annotate(name, (x, y), fontsize=8.5, color=INK, **place)
+
+
 def label_ends(axes: Axes, ends: Sequence[tuple[str, float, str]], least: float = 0.055) -> None:
     """Write names to the right of the axes, whose limits are final, each in its colour and beside its line's end.
 

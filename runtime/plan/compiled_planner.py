@@ -12,11 +12,12 @@ from ...tables.sizes import size_like
 from .compiled import CompiledKnown, know_compiled, know_hosted, other_ways
 from .compiled_run import compile_step
 from .document import Plan
-from .eager_planner import Planner, exact_peak, nearest_refusal, with_fewer_options
+from .eager_planner import Planner, exact_peak, nearest_refusal
 from .known import Known, targets_by_way
 from .problem import ALL_GRAPHS, Limits
 from .recorder import trace
 from .seconds import Measured
+from .solver import NoPlanError
 
 log = logging.getLogger("fewbit.plan")
 WORTH = 0.03  # of a step's time, by which times of the same step scatter
@@ -140,8 +141,7 @@ class CompiledPlanner(Planner):
             replace(choice, exact_bytes=saved) if saved is not None and choice.target == ALL_GRAPHS else choice
             for choice in plan.choices
         )
-        problem = self.problem(known)
-        points = self.points(known, problem, with_fewer_options(problem, known)) if self.frontier else ()
+        points = (*self.plan_points(known), *self.other_points(known)) if self.frontier else ()
         return replace(plan, choices=choices, exact_peak=exact_peak(self.problem(exact)), frontier=points)
 
     def verified(self, known: CompiledKnown) -> Plan:
@@ -175,7 +175,7 @@ class CompiledPlanner(Planner):
                 given = replace(given, time=given.time - (found.time - time))
             else:
                 return found
-        raise FewbitError(f"no compiled plan stays within {refused}")
+        raise NoPlanError(f"no compiled plan stays within {refused}")
 
     def as_measured(self, plan: Plan, known: CompiledKnown) -> Plan:
         """Return a plan for a compiled step with the peak and the time of a step that is compiled by it."""

@@ -9,8 +9,8 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar
@@ -31,7 +31,7 @@ from .problem import AND, EXACT, RECOMPUTE, Hold, Limits, Option, Price, Problem
 from .recorder import trace
 from .roofline import Roofline, device_of
 from .seconds import Measured, Speeds
-from .solver import Effort, TooLittleMemoryError, is_feasible, merge, solve, split
+from .solver import Effort, NoPlanError, TooLittleMemoryError, is_feasible, merge, solve, split
 from .static import Parallel, Static
 from .step import Step
 from .structure import structure_aside
@@ -143,13 +143,8 @@ class Planner:
         exact = exact_peak(self.problem(plain))
         if not self.frontier:
             return replace(plan, exact_peak=exact)
-        points = []
-        for one in (known,) if known is plain else (known, plain):
-            problem = self.problem(one)
-            of_plans = [(p.name == "plan", p) for p in self.points(one, problem, with_fewer_options(problem, one))]
-            points += [replace(p, time=p.time + one.taken) for is_plan, p in of_plans if is_plan and one is known]
-            points += [p for is_plan, p in of_plans if not is_plan and one is plain]
-        return replace(plan, exact_peak=exact, frontier=tuple(points))
+        plans = [replace(point, time=point.time + known.taken) for point in self.plan_points(known)]
+        return replace(plan, exact_peak=exact, frontier=(*plans, *self.other_points(plain)))
 
     def cost(self, plan: Plan) -> float:
         """Return what plans are compared by: their price, or the memory where that is sought."""
@@ -231,20 +226,40 @@ class Planner:
         ]
         return "; ".join(name for name, helps in tries if helps) or "a smaller model or batch"
 
-    def points(self, known: Known | CompiledKnown, problem: Problem, merged: Problem) -> tuple[Point, ...]:
-        """Return what plans for other memories, and other ways to train, take."""
+    def plan_points(self, known: Known | CompiledKnown) -> list[Point]:
+        """Return plans for memories from the least to that of exact training."""
+        problem = self.problem(known)
+        merged, most = with_fewer_options(problem, known), exact_peak(problem)
+        least = int(solve(merged, Limits(time=1e6), self.price).price)
+        points = []
+        for i in range(self.frontier):
+            memory = int(least + (most - least) * i / max(1, self.frontier - 1)) + 1
+            _log.info("plan %d of %d for other memories", i + 1, self.frontier)
+            with suppress(FewbitError):  # just below the least
+                points.append(_point("plan", merged, solve(merged, Limits(memory=memory), self.price).chosen))
+        return points
 
-        def uniform(bits: int) -> list[Option]:
-            return [*self.in_flight(known.uniform(bits), known)]
-
-        points = [*points_of(problem, merged, uniform, self.frontier, self.price)]
+    def other_points(self, known: Known | CompiledKnown) -> list[Point]:
+        """Return other ways to train: exactly, all in so many bits, by checkpointing, and by torch's own compiler."""
+        problem = self.problem(known)
+        of_tensor = {o.covers[0]: o for o in problem.options if o.method == EXACT}
+        points = [_point("exact", problem, list(of_tensor.values()))]
+        for bits in UNIFORM:  # though a plan may give a tensor no so few
+            few = {o.covers[0]: o for o in self.in_flight(known.uniform(bits), known)}
+            points.append(_point(f"{bits} bits", problem, list({**of_tensor, **few}.values())))
+        blocks = [o for o in problem.options if o.method == RECOMPUTE and o.bits is None]
+        outermost = [o for o in blocks if not any(set(o.covers) < set(other.covers) for other in blocks)]
+        if outermost:
+            covered = {i for o in outermost for i in o.covers}
+            rest = [o for i, o in of_tensor.items() if i not in covered]
+            points.append(_point("checkpointing", problem, [*outermost, *rest]))
         if self.step.is_abstract or self.step.device.type == "meta":
-            return tuple(points)
+            return points
         exact = known.seconds if isinstance(known, CompiledKnown) else known.speeds.step
         for ratio, record, seconds in budget_runs(self.step, BUDGETS):
             name = "torch.compile" if ratio == 1 else f"torch's budget {ratio:g}"
             points.append(Point(name, self.of_rank.fixed + record.peak, 0.0, seconds / exact))
-        return tuple(points)
+        return points
 
     def within(self, known: Known | CompiledKnown, limits: Limits) -> Limits:
         """Return the limits of what is still to be chosen: what the step computes again has taken some of the time.
@@ -255,7 +270,7 @@ class Planner:
         if limits.time is None or not known.taken:
             return limits
         if limits.time < 1 + known.taken:
-            raise FewbitError(f"no plan is within time={limits.time}")
+            raise NoPlanError(f"no plan is within time={limits.time}")
         return replace(limits, time=limits.time - known.taken)
 
     def problem(self, known: Known | CompiledKnown) -> Problem:
@@ -355,41 +370,6 @@ def nearest_refusal(refusals: Sequence[FewbitError]) -> FewbitError:
     a way that computes again may be refused for its time alone."""
     of_memory = [error for error in refusals if isinstance(error, TooLittleMemoryError)]
     return min(of_memory, key=lambda error: error.least.price, default=refusals[0])
-
-
-def points_of(
-    problem: Problem, merged: Problem, uniform: Callable[[int], Sequence[Option]], count: int, price: Price
-) -> tuple[Point, ...]:
-    """Return plans for `count` memories from the least to that of exact training, and other ways to train.
-
-    Args:
-        problem: of the step.
-        merged: the same, of fewer options, to solve.
-        uniform: returns the options to save each tensor in so many bits, though a plan may give it no so few.
-        count: number of plans.
-        price: by which plans are compared.
-    """
-    of_tensor = {o.covers[0]: o for o in problem.options if o.method == EXACT}
-    points = [_point("exact", problem, list(of_tensor.values()))]
-    for bits in UNIFORM:
-        few = {o.covers[0]: o for o in uniform(bits)}
-        points.append(_point(f"{bits} bits", problem, list({**of_tensor, **few}.values())))
-    blocks = [o for o in problem.options if o.method == RECOMPUTE and o.bits is None]
-    outermost = [o for o in blocks if not any(set(o.covers) < set(other.covers) for other in blocks)]
-    if outermost:
-        covered = {i for o in outermost for i in o.covers}
-        rest = [o for i, o in of_tensor.items() if i not in covered]
-        points.append(_point("checkpointing", problem, [*outermost, *rest]))
-    least = int(solve(merged, Limits(time=1e6), price).price)
-    most = points[0].memory
-    for i in range(count):
-        memory = int(least + (most - least) * i / max(1, count - 1)) + 1
-        _log.info("plan %d of %d for other memories", i + 1, count)
-        try:
-            points.append(_point("plan", merged, solve(merged, Limits(memory=memory), price).chosen))
-        except FewbitError:  # just below the least
-            continue
-    return tuple(points)
 
 
 def _point(name: str, problem: Problem, chosen: Sequence[Option]) -> Point:

@@ -24,7 +24,11 @@ from .problem import Limits, Option, Price, Problem, Solution
 _TOLERANCE = 2e-6  # of HiGHS, relative to a row of the size of 1
 
 
-class TooLittleMemoryError(FewbitError):
+class NoPlanError(FewbitError):
+    """No plan is within the limits: what was asked for is sound, and cannot be had."""
+
+
+class TooLittleMemoryError(NoPlanError):
     """No plan fits into a memory; `least` is the one of least memory within the limits on error and time."""
 
     def __init__(self, message: str, least: Solution) -> None:
@@ -59,7 +63,8 @@ def solve(problem: Problem, limits: Limits, price: Price | None = None, effort: 
 
     Raises:
         TooLittleMemoryError: no plan fits into the memory; it has the plan of least memory.
-        FewbitError: nothing is limited, or there is no plan within the limits on error and time.
+        NoPlanError: there is none within the limits on error and time.
+        FewbitError: nothing is limited.
     """
     price, effort = price or Price(), effort or Effort()
     if limits == Limits():
@@ -67,7 +72,7 @@ def solve(problem: Problem, limits: Limits, price: Price | None = None, effort: 
     if limits.memory is None:
         least = _solve(problem, limits, None, price, effort)
         if least is None:
-            raise FewbitError(_unreachable(limits))
+            raise NoPlanError(_unreachable(limits))
         # Of the plans of the least memory the one of the least price.
         found = _solve(problem, limits, _peak(problem, least.chosen) - problem.fixed, price, effort)
         return least if found is None else replace(found, price=_peak(problem, found.chosen), bound=least.bound)
@@ -75,7 +80,7 @@ def solve(problem: Problem, limits: Limits, price: Price | None = None, effort: 
     if solution is None:
         least = _solve(problem, replace(limits, memory=None), None, price, effort)
         if least is None:
-            raise FewbitError(_unreachable(limits))
+            raise NoPlanError(_unreachable(limits))
         more = _peak(problem, least.chosen)
         within = "" if limits.error is None and limits.time is None else " within these limits on error and time"
         fits = f"no plan{within} fits into {size_like(limits.memory, limits.memory)}"

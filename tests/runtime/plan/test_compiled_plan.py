@@ -8,11 +8,13 @@ import pytest
 import torch
 from fewbit import FewbitError
 from fewbit.runtime.memory.allocator import allocations
+from fewbit.runtime.plan import eager_planner
 from fewbit.runtime.plan.compiled import CompiledKnown, know_by_torch, know_compiled, know_recomputed
 from fewbit.runtime.plan.compiled_planner import CompiledPlanner
 from fewbit.runtime.plan.compiled_run import budget_runs
 from fewbit.runtime.plan.compiled_values import Value
 from fewbit.runtime.plan.document import Plan
+from fewbit.runtime.plan.eager_planner import exact_peak
 from fewbit.runtime.plan.problem import ALL_GRAPHS, Hold, Limits, Price
 from fewbit.runtime.plan.static import static_bytes
 from fewbit.runtime.plan.step import Step
@@ -97,6 +99,16 @@ class TestACompiledPlan:
     def test_takes_less_memory_for_more_error(self, planned):
         least, plan = planned[3:5]
         assert least.peak.total < plan.peak.total and least.error > plan.error
+
+    def test_is_drawn_beside_others_of_the_compiled_step(self, known, monkeypatch):
+        step, known = known
+        monkeypatch.setattr(eager_planner, "BUDGETS", ())
+        static = static_bytes(step.model, "adamw")
+        planner = CompiledPlanner(step, Limits(error=0.5), Price(), static, None, False, frontier=3)
+        plan = planner.beside_torch(planner.solved(known), known)
+        names = [point.name for point in plan.frontier]
+        assert names.count("plan") in (2, 3) and {"exact", "2 bits", "8 bits"} < {*names}
+        assert max(p.memory for p in plan.frontier if p.name in ("plan", "exact")) == exact_peak(planner.problem(known))
 
     @pytest.mark.deep
     def test_of_torchs_budget_computes_more_again(self, planned, known):
