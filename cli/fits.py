@@ -10,6 +10,7 @@ from .options import (
     json_option,
     training_options,
 )
+from .progress import clock
 from .subject import sample_count, to_train
 from .target import errors_in_one_line
 
@@ -43,9 +44,10 @@ def command(
     Example: fewbit fits train.py:setup --memory 24GiB
     """
     count = sample_count(batch)
-    from ..runtime.plan.fits import fits  # before any user code: reports that torch is missing
+    with clock(f"loading {target}"):
+        from ..runtime.plan.fits import fits  # before any user code: reports that torch is missing
 
-    subject = to_train(target, size, dtype, meta)
+        subject = to_train(target, size, dtype, meta)
     with errors_in_one_line(target, subject.source):
         model, inputs, loss = subject.make(count)
         found = fits(

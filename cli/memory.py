@@ -18,7 +18,7 @@ from .memory_codes import codes
 from .memory_report import batch_lines, batches, methods_text, report
 from .method import Method, method_of, method_options
 from .options import FILE, ByteSize, dtype_option, json_option, meta_option, size_option
-from .progress import with_clock
+from .progress import clock, with_clock
 from .subject import Subject, built_in, of_user
 from .target import FORMS, errors_in_one_line
 
@@ -160,11 +160,12 @@ def of(
         if output.suffix.lower() not in (".html", ".htm"):
             raise FewbitError(f"-o writes a page to look at: name a file such as memory.html, not {output.name}")
         check_writable(output)
-    from ..runtime.plan import memory as memory  # before any user code: reports that torch is missing
-
     if compiled and (meta or ":" not in target):
         raise FewbitError(f"--compiled runs the model, so TARGET is {FORMS}, without --meta")
-    subject = of_user(target, size, meta) if ":" in target else built_in(target, size, dtype, attention)
+    with clock(f"loading {target}"):
+        from ..runtime.plan import memory as memory  # before any user code: reports that torch is missing
+
+        subject = of_user(target, size, meta) if ":" in target else built_in(target, size, dtype, attention)
     with errors_in_one_line(target, subject.source), memory.as_on_gpu() if subject.on_meta else nullcontext():
         model, inputs, *_ = subject.make(batch)
         measure = _Measure(model, inputs, functions, peak, bool(output))

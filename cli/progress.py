@@ -62,7 +62,14 @@ def counted_steps(length: int, label: str) -> Iterator[Callable[[], None]]:
 
 
 def with_clock(work: Callable[..., Step], *arguments: Any, label: str | Callable[[], str], **keywords: Any) -> Step:
-    """Return work(*arguments, **keywords), and show the label and the seconds meanwhile.
+    """Return work(*arguments, **keywords), with a `clock` meanwhile."""
+    with clock(label):
+        return work(*arguments, **keywords)
+
+
+@contextmanager
+def clock(label: str | Callable[[], str]) -> Iterator[None]:
+    """Show the label and the seconds that this block has taken.
 
     A terminal shows them from the second second on, in one line that is cleared at the end; elsewhere they are printed
     every `EVERY` seconds. A `label` that is a function returns what is done at the moment.
@@ -78,13 +85,13 @@ def with_clock(work: Callable[..., Step], *arguments: Any, label: str | Callable
             seconds = f"{time.monotonic() - start:.0f} s"
             print(f"{before}{text()}: {seconds}", end=after, file=sys.stderr, flush=True)
 
-    clock = threading.Thread(target=tick, daemon=True)
-    clock.start()
+    thread = threading.Thread(target=tick, daemon=True)
+    thread.start()
     try:
-        return work(*arguments, **keywords)
+        yield
     finally:
         over.set()
-        clock.join()
+        thread.join()
         print("\r\033[K" if is_terminal else "", end="", file=sys.stderr, flush=True)
 
 
