@@ -20,7 +20,7 @@ from ..tables.json_format import dumps
 from ..tables.names import counted
 from .cache import compile_ahead
 from .options import json_option
-from .progress import with_progress
+from .progress import clock, with_progress
 
 # Package -> what it is for.
 _PACKAGES = {
@@ -93,7 +93,8 @@ def command(warm: bool, as_json: bool) -> None:
     """
     if warm:
         compile_ahead(everything=True)
-    packages, backends = _packages(), _backends()
+    with clock("loading torch"):
+        packages, backends = _packages(), _backends()
     tests = [test for name, works, _ in backends if works for test in _kernel_tests(name)]
     failed = [test for test in tests if test.state == "failed"]
     if as_json:

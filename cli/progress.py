@@ -5,7 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import click
@@ -47,7 +47,7 @@ def with_progress(steps: Iterable[Step], length: int | None, label: str) -> Iter
             yield step
             lines.advance()
         return
-    with click.progressbar(steps, length=length, label=label, file=sys.stderr) as bar:
+    with _lines_apart(), click.progressbar(steps, length=length, label=label, file=sys.stderr) as bar:
         yield from bar
 
 
@@ -57,7 +57,7 @@ def counted_steps(length: int, label: str) -> Iterator[Callable[[], None]]:
     if not sys.stderr.isatty():
         yield Lines(label, length).advance
         return
-    with click.progressbar(length=length, label=label, file=sys.stderr) as bar:
+    with _lines_apart(), click.progressbar(length=length, label=label, file=sys.stderr) as bar:
         yield lambda: bar.update(1)
 
 
@@ -88,11 +88,26 @@ def clock(label: str | Callable[[], str]) -> Iterator[None]:
     thread = threading.Thread(target=tick, daemon=True)
     thread.start()
     try:
-        yield
+        with _lines_apart() if is_terminal else nullcontext():
+            yield
     finally:
         over.set()
         thread.join()
         print("\r\033[K" if is_terminal else "", end="", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _lines_apart() -> Iterator[None]:
+    """Have what is said of compilations begin on a line of its own: a bar or a clock stands on the terminal's last."""
+    log, handler = logging.getLogger("fewbit.compiling"), logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("\r\033[K%(message)s"))
+    propagates, log.propagate = log.propagate, False
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.propagate = propagates
 
 
 @contextmanager

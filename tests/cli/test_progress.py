@@ -36,6 +36,19 @@ def test_a_clock_runs_on_a_terminal_while_work_takes_seconds(monkeypatch):
     assert "\rsolving: 1 s" in terminal.getvalue() and terminal.getvalue().endswith("\r\x1b[K")
 
 
+def test_what_is_compiled_meanwhile_has_a_line_of_its_own(monkeypatch):
+    log = logging.getLogger("fewbit.compiling")
+    before = log.propagate, [*log.handlers]
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    for _ in with_progress(range(2), 2, "solving"):
+        log.warning("compiling a kernel")
+    with_clock(log.warning, "compiling another", label="solving")
+    assert "\r\x1b[Kcompiling a kernel\n" in terminal.getvalue()
+    assert "\r\x1b[Kcompiling another\n" in terminal.getvalue()
+    assert (log.propagate, log.handlers) == before
+
+
 def test_a_pipe_shows_a_line_where_work_takes_long(monkeypatch, capsys):
     monkeypatch.setattr(progress, "EVERY", 0.02)
     assert len([None for _ in with_progress(map(time.sleep, (0.03, 0.03)), 2, "solving")]) == 2
