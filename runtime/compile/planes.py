@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch._inductor import inductor_prims
 
 from ..ops.declare import Call, declare
 
@@ -68,14 +69,21 @@ def written(x: Tensor, shape: Sequence[int] | None = None) -> Tensor:
     """Return the contiguous `x`, in another shape if one is given, by way of memory.
 
     Compilers fuse through a view, and then walk both shapes in one loop that divides indices; they do not fuse through
-    `as_strided`.
+    `as_strided`. That reads memory, which Inductor lays out as it likes, such as channels last behind a convolution,
+    unless it is told an order.
     """
     shape = x.shape if shape is None else shape
+    x = inductor_prims.force_stride_order(x.contiguous(), contiguous_strides(x.shape))
+    return x.as_strided(tuple(shape), contiguous_strides(shape))
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of contiguous tensors of a shape: not those of one, which Inductor may lay out otherwise."""
     strides, step = [], 1
     for size in reversed(shape):
         strides.insert(0, step)
         step = step * size
-    return x.contiguous().as_strided(tuple(shape), tuple(strides))
+    return tuple(strides)
 
 
 # ---- blocks ----------------------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from .factors import arguments_of, multiplied_with
 from .integers import narrowed, widened
 from .nodes import base_of, tensor_of, value_of
 from .options import CompileOptions
+from .planes import contiguous_strides
 from .report import SavedTensor
 from .roles import ROUNDED, Role
 from .splice import Splicer, after_last_use, before_first_use, operations, placeholder, some_placeholder
@@ -156,7 +157,7 @@ def _encode(x: Tensor, *, table: str, order: tuple[int, ...]) -> Tensor:
 
 def _multiply(gradient: Tensor, codes: Tensor, *, table: str, order: tuple[int, ...]) -> Tensor:
     gradient = gradient.permute(order).contiguous()
-    product = ops.multiply(gradient, codes, table, gradient.stride())
+    product = ops.multiply(gradient, codes, table, contiguous_strides(gradient.shape))
     return product.permute([order.index(d) for d in range(len(order))])
 
 

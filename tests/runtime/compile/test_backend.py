@@ -29,6 +29,7 @@ from fewbit.runtime.compile.partitioner import FewbitPartitioner
 from fewbit.runtime.compile.roles import Role
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 TOKENS = torch.randint(0, 320, (4, 64), generator=torch.Generator().manual_seed(0))
@@ -445,7 +446,33 @@ print(float(loss), float(near.norm()), report.nbytes, counters["aot_autograd"]["
 
 
 @pytest.mark.deep
+class Images(nn.Module):
+    """Three convolutions, and behind the first two a normalization and an activation."""
+
+    def __init__(self, activation):
+        super().__init__()
+        self.activation = activation
+        self.first, self.second, self.last = nn.Conv2d(8, 16, 3, padding=1), nn.Conv2d(16, 24, 3), nn.Conv2d(24, 8, 1)
+        self.norms = nn.ModuleList([nn.BatchNorm2d(16), nn.BatchNorm2d(24)])
+
+    def forward(self, x):
+        x = self.activation(self.norms[0](self.first(x)))
+        return self.last(self.activation(self.norms[1](self.second(x))))
+
+
 class TestInductor:
+    @pytest.mark.parametrize(
+        ("activation", "bits", "dynamic"), [(F.leaky_relu, 8, False), (F.elu, 4, True)], ids=["signs", "table"]
+    )
+    def test_convolutions_are_laid_out_otherwise_than_in_the_graph(self, activation, bits, dynamic):
+        """Inductor computes them channels last: what the graph reads in memory has to lie there as the graph says."""
+        model = Images(activation)
+        few = torch.compile(model, backend="fewbit", options={"bits": bits}, dynamic=dynamic)
+        for samples in (4, 7) if dynamic else (4,):
+            x, w = torch.randn(samples, 8, 18, 18), torch.randn(samples, 8, 16, 16)
+            true, near = (gradients(Weighted(own, w), x)[1] for own in (model, few))
+            assert (near - true).norm() < 0.1 * true.norm()
+
     @pytest.mark.deep
     def test_found_by_its_name_and_again_in_the_cache_by_a_second_process(self, tmp_path):
         """The second process compiles nothing, computes the same, and has the report if its description is there."""
