@@ -26,6 +26,7 @@ from ..convert.measure import read_inputs
 from ..quantizers import Quantizer
 from ..saved.checkpoint import outermost_blocks
 from ..saved.forms import Exact
+from ..tensors.plain import written_by
 from .places import Places, Policy, within
 from .step import Step
 
@@ -108,6 +109,8 @@ class _Makers(TorchDispatchMode):
         call = func, self.counts[func, 0]
         self.counts[func, 0] += 1
         given = {_storage(x) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+        for x in written_by(func, args, kwargs or {}):  # torch takes nothing of its cache that was written since
+            self.made.pop(_storage(x), None)
         for x in tree_leaves(output):
             if isinstance(x, Tensor) and (storage := _storage(x)) not in given:  # neither a view nor in place
                 self.made[storage] = StorageWeakRef(x.untyped_storage()), block, call  # which keeps the number its own

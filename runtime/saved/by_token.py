@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ..tensors.plain import written_by
+
 _CANDIDATES = (11, 13, 17, 19, 23)  # tokens: two of these are no sizes of the module's parameters
 _aten = torch.ops.aten
 _PRODUCTS = {_aten.mm: 0, _aten.addmm: 1, _aten.linear: 0, _aten._to_copy: 0}  # the operand that has the rows
@@ -109,10 +111,8 @@ class _Following(TorchDispatchMode):
             raise ValueError(f"{func} draws random numbers")
         if any(t.requires_grad and id(t if t._base is None else t._base) not in self._parameters for t in given):
             raise ValueError(f"{func} takes a tensor that is not the module's, and gets a gradient")
-        for i, argument in enumerate(func._schema.arguments):
-            written = args[i] if i < len(args) else kwargs.get(argument.name)
-            if argument.is_write and isinstance(written, Tensor) and _storage(written) not in self._made:
-                raise ValueError(f"{func} writes into what was there before")
+        if any(_storage(t) not in self._made for t in written_by(func, args, kwargs)):
+            raise ValueError(f"{func} writes into what was there before")
 
 
 def _storage(x: Tensor) -> int:

@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...tables import FewbitError
 from ..tensors.packing import pack_mask, packed_size, unpack_mask
-from ..tensors.plain import is_abstract
+from ..tensors.plain import is_abstract, written_by
 from .call import Again, Call
 from .rules import rule_of
 
@@ -92,7 +92,7 @@ class Deciding(TorchFunctionMode):
         decisions: list[_Decision],
         exact: frozenset[int],
         again: Again | None = None,
-        before_write: Callable[[Tensor | None], None] | None = None,
+        before_write: Callable[[Tensor], None] | None = None,
     ) -> None:
         super().__init__()
         self.again, self.exact, self.before_write = again, exact, before_write
@@ -170,9 +170,8 @@ class _Operators(TorchDispatchMode):
         mode = self._mode
         is_mutable = func._schema.is_mutable
         if is_mutable and mode.before_write is not None:
-            for index, argument in enumerate(func._schema.arguments):
-                if argument.is_write:
-                    mode.before_write(args[index] if index < len(args) else kwargs.get(argument.name))
+            for written in written_by(func, args, kwargs):
+                mode.before_write(written)
         rule = rule_of(func)
         if rule is not None:
             name = func._schema.name.partition("::")[2]

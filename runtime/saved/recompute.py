@@ -145,9 +145,9 @@ class _Frame:
         self.is_complete = True
         return result
 
-    def _before_write(self, written: Tensor | None) -> None:
+    def _before_write(self, written: Tensor) -> None:
         """Keep a copy of an argument that the call is about to change."""
-        if not isinstance(written, Tensor) or not has_storage(written):
+        if not has_storage(written):
             return
         for one in self._lent:
             same = has_storage(one.tensor) and one.tensor.untyped_storage()._cdata == written.untyped_storage()._cdata

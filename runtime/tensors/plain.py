@@ -7,7 +7,7 @@ take.
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any
@@ -54,6 +54,15 @@ def is_dense(x: Tensor) -> bool:
     """Return whether `x` is one strided tensor: neither sparse nor nested, nor one that wraps others (DTensor)."""
     wraps = type(x) not in (Tensor, torch.nn.Parameter) and is_traceable_wrapper_subclass(x)
     return x.layout is torch.strided and not x.is_nested and not wraps
+
+
+def written_by(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
+    """Yield the tensors among the arguments of an operation that it writes into, by its schema."""
+    for index, argument in enumerate(func._schema.arguments):
+        if argument.is_write:
+            given = args[index] if index < len(args) else kwargs.get(argument.name)
+            if isinstance(given, Tensor):
+                yield given
 
 
 def is_batch(x: Tensor) -> bool:

@@ -65,6 +65,18 @@ def test_torch_saves_what_a_plan_saves_exactly_and_no_more(model):
     assert torch.equal(gradient(selective, x), gradient(model, x))
 
 
+def test_what_an_operation_writes_into_is_computed_again(model):
+    """Torch refuses what it cached and an activation in place has changed since; the rest is cached as before."""
+    x = torch.randn(32, 32)
+    for layer in model.layers:
+        layer.act = nn.ReLU(inplace=True)
+    methods = dict.fromkeys(("layers.0.norm:0", "layers.0.up:0", "layers.0.act:0", "layers.0.down:0"), "exact")
+    contexts = contexts_of(model, (x,), {**methods, "layers.0.norm:1": "groups"}, "exact")
+    selective, whole = with_contexts(model, contexts), with_contexts(model, {"layers.0": None})
+    assert torch.equal(gradient(selective, x), gradient(model, x))
+    assert kept(selective, (x,)).saved - kept(whole, (x,)).saved == 32 * (32 + 2) * 4  # what the norm returns
+
+
 def test_a_budget_is_the_share_of_a_block(model):
     sizes = [("layers.0.down:0", 100, 25), ("layers.0.act", 100, 0), ("layers.1.up:0", 10, 10), ("head:0", 5, 1)]
     assert budgets_of(model, sizes) == {"layers.0": 0.125, "layers.1": 1.0}
