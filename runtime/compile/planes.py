@@ -14,10 +14,10 @@ Which codes of a group share bytes differs:
 """
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
-from torch._inductor import inductor_prims
 
 from ..ops.declare import Call, declare
 
@@ -69,12 +69,25 @@ def written(x: Tensor, shape: Sequence[int] | None = None) -> Tensor:
     """Return the contiguous `x`, in another shape if one is given, by way of memory.
 
     Compilers fuse through a view, and then walk both shapes in one loop that divides indices; they do not fuse through
-    `as_strided`. That reads memory, which Inductor lays out as it likes, such as channels last behind a convolution,
-    unless it is told an order.
+    `as_strided`. That reads memory, which Inductor lays out as it likes, such as channels last behind a convolution.
     """
     shape = x.shape if shape is None else shape
-    x = inductor_prims.force_stride_order(x.contiguous(), contiguous_strides(x.shape))
-    return x.as_strided(tuple(shape), contiguous_strides(shape))
+    _install()
+    return in_memory(x).as_strided(tuple(shape), contiguous_strides(shape))
+
+
+@declare("in_memory(Tensor x) -> Tensor")
+def in_memory(x: Tensor) -> Call:
+    """Return the numbers of `x`, contiguous in memory; where Inductor makes them itself, they lie so at once."""
+    return Call(fake=lambda: x.new_empty(x.shape), run=lambda _: x.clone(memory_format=torch.contiguous_format))
+
+
+@cache
+def _install() -> None:
+    from torch._inductor import ir
+    from torch._inductor.lowering import register_lowering
+
+    register_lowering(in_memory, type_promotion_kind=None)(ir.ExternKernel.require_contiguous)
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
