@@ -170,15 +170,19 @@ class Guard:
         Raises:
             FewbitError: the state is none of a guard of this model.
         """
-        layers = layers_of(self._guarded.model)
-        missing = {"steps", "next", "exact", "errors", "first", "events", "plan"} - set(state)
-        wrong = next((name for name in state.get("exact", ()) if name not in (*layers, OUTSIDE)), None)
-        if missing or wrong is not None:
-            raise FewbitError(f"not the state of this guard: {f'no layer {shown(wrong)}' if wrong else min(missing)}")
-        self._steps, self._next, self.exact = state["steps"], state["next"], list(state["exact"])
-        self.errors, self._first, self.events = dict(state["errors"]), dict(state["first"]), list(state["events"])
-        if state["plan"] is not None:
+        names = {"steps", "next", "exact", "errors", "first", "events", "plan"}
+        known = {*layers_of(self._guarded.model), OUTSIDE}
+        if missing := names - {*(state if isinstance(state, Mapping) else ())}:
+            raise FewbitError(f"not the state of this guard: {min(missing)}")
+        counts, exact = (state["steps"], state["next"]), state["exact"]
+        if not isinstance(exact, list) or any(type(count) is not int for count in counts):
+            raise FewbitError(f"not the state of this guard: {shown((*counts, exact))}")
+        if (wrong := next((name for name in exact if name not in known), None)) is not None:
+            raise FewbitError(f"not the state of this guard: no layer {shown(wrong)}")
+        if state["plan"] is not None:  # before all else: one that is refused leaves this guard as it was
             self._guarded.use(Plan.from_text(state["plan"]))
+        (self._steps, self._next), self.exact = counts, [*exact]
+        self.errors, self._first, self.events = dict(state["errors"]), dict(state["first"]), list(state["events"])
         self._guarded.save_exactly(self.exact)
 
     def surround(self) -> None:

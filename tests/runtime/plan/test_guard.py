@@ -132,6 +132,12 @@ def test_wrong_arguments():
     fitted = fewbit.fit(Net(), plan=plan_of(8), guard=1)
     with pytest.raises(FewbitError, match="not the state of this guard: errors"):
         fitted.guard.load_state_dict({"exact": []})
+    before = fitted.guard.state_dict()
+    later = {**before, "steps": 7, "exact": ["first"]}
+    for wrong in ({"plan": "no plan"}, {"exact": None}, {"exact": ["second"]}, {"steps": "7"}):
+        with pytest.raises(FewbitError, match=r"no layer|not a plan|not the state of this guard"):
+            fitted.guard.load_state_dict({**later, **wrong})
+        assert fitted.guard.state_dict() == before  # not half of another's
 
 
 def test_a_compiled_model(monkeypatch):
