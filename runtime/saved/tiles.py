@@ -56,11 +56,18 @@ def _forward(module: nn.Module, *args: Any, **keywords: Any) -> Any:
     parameters = [p for p in module.parameters() if p.requires_grad]
     tokens = x.shape[:-1].numel()
     size = tile_size(module, tokens, x.shape[-1])
-    if size >= tokens or not (x.requires_grad or parameters):
+    if size >= tokens or not (x.requires_grad or parameters) or _has_computed(module):
         return function(x)
     # A block around the tiles that is computed again ends its second call where it saves its last tensor: were x saved
     # after them, as `save_for_backward` does, they would be computed once more for nothing.
     return _Tiles.apply(function, size, hold((x,)), x, *parameters)
+
+
+def _has_computed(module: nn.Module) -> bool:
+    """Return whether weights of a module are computed of others, as views of FSDP1's flat parameter: these are others
+    in the backward pass, and would get no gradient of tiles that are computed again by them."""
+    own = (t for m in module.modules() for of in (m._parameters, vars(m)) for t in of.values())
+    return any(isinstance(t, Tensor) and not t.is_leaf for t in own)
 
 
 class _Tiles(torch.autograd.Function):
@@ -87,6 +94,12 @@ class _Tiles(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         """Return the gradients of x and of the parameters, of one tile after the other."""
         check_first_derivative()
+        module: nn.Module = ctx.function.args[0]
+        if not {*map(id, ctx.parameters)} <= {*map(id, module.parameters())}:
+            raise RuntimeError(
+                f"fewbit: {type(module).__name__} has other parameters than in its forward pass, as after "
+                "torch.func.functional_call: its tiles of tokens cannot be computed again"
+            )
         (x,), of_result = ctx.saved(), grads[0].reshape(1, -1, grads[0].shape[-1])
         rows, wanted = x.reshape(1, -1, x.shape[-1]), ctx.needs_input_grad[3]
         of_rows = torch.empty_like(rows) if wanted else None

@@ -244,7 +244,7 @@ def test_what_several_calls_would_do_otherwise_is_left(kind):
 def are_near(found, expected, error):
     """Whether all differ by no more than sums of other order do, relative to their norms."""
     pairs = zip(tree_leaves(found), tree_leaves(expected), strict=True)
-    return all(one is None or (one - other).norm() <= error * other.norm() for one, other in pairs)
+    return all(other is None if one is None else (one - other).norm() <= error * other.norm() for one, other in pairs)
 
 
 @pytest.mark.parametrize("kind", [Unit, Normed, Chunks])
@@ -289,3 +289,20 @@ def test_hooks_of_parameters_see_one_gradient():
         forward(x).square().sum().backward()
         found.append([p.grad for p in module.parameters()])
     assert len(seen) == 2 and are_near(found[1], found[0], 1e-6) and are_near(seen[1], seen[0], 1e-6)
+
+
+def test_parameters_that_are_replaced_are_not_lost():
+    """Those that are computed of others, as FSDP1's are, get their gradient of all tokens at once; of leaves in a
+    functional call, which are gone when tiles are computed again, there would be none."""
+    torch.manual_seed(0)
+    module, x, found = Unit(), torch.randn(900, 16), []
+    tiled = copy.deepcopy(module)
+    vars(tiled)["forward"] = tiled_forward(tiled)
+    for one in (module, tiled):
+        weights = {name: 2 * p for name, p in one.named_parameters()}
+        torch.func.functional_call(one, weights, (x,)).square().sum().backward()
+        found.append([p.grad for p in one.parameters()])
+    assert are_near(found[1], found[0], 1e-6)
+    leaves = {name: p.detach().requires_grad_() for name, p in tiled.named_parameters()}
+    with pytest.raises(RuntimeError, match="Unit has other parameters than in its forward pass"):
+        torch.func.functional_call(tiled, leaves, (x,)).sum().backward()
