@@ -1,7 +1,7 @@
 """The options of the compile backend, checked when they are given."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
@@ -53,7 +53,7 @@ class CompileOptions:
             before frozen weights, are saved as codes of the compiler's table for F (factors.py).
         keep: patterns of modules whose values are saved exactly.
         smallest: tensors of fewer elements are saved exactly.
-        budget: most bytes that one graph may save, without inputs; where the bits above take more, all are lowered
+        budget: most bytes that one graph may save, without inputs, as "64MiB" or a number; where the bits above take more, all are lowered
             evenly, a bit at a time and to 1 at least, until it is met.
         recompute_attention: whether the backward pass computes attention's output and log-sum-exp again from rounded
             queries, keys and values, so that probabilities sum to one (attention.py), at the price of another forward
@@ -73,7 +73,7 @@ class CompileOptions:
     tables: bool = True
     keep: tuple[str, ...] = ()
     smallest: int = 4096
-    budget: int | None = None
+    budget: int | str | None = None
     recompute: float = 1.0
     recompute_attention: bool | None = None
     host_memory: int | str | None = None
@@ -105,6 +105,8 @@ class CompileOptions:
             raise FewbitError(f"keep is a sequence of patterns of module names, not {shown(self.keep)}")
         object.__setattr__(self, "keep", tuple(self.keep))
         if self.budget is not None:
+            if isinstance(self.budget, str):
+                object.__setattr__(self, "budget", parse_size(self.budget))
             check_integer("budget", self.budget, 0)
         if not isinstance(self.recompute_attention, bool | None):
             raise FewbitError(f"recompute_attention is True, False or None, not {shown(self.recompute_attention)}")
@@ -138,6 +140,12 @@ class CompileOptions:
             if any(fnmatchcase(name, pattern) for name in modules):
                 return bits
         return next((bits for name, bits in self._rules if name == role.value), AUTO[role])
+
+    def unmatched(self, modules: Collection[str]) -> tuple[str, ...]:
+        """Return the patterns of `keep` and `bits` that match no module of these names, and are no role."""
+        roles = {role.value for role in Role}
+        patterns = (*self.keep, *(name for name, _ in self._rules if name not in roles))
+        return tuple(p for p in dict.fromkeys(patterns) if not any(fnmatchcase(name, p) for name in modules))
 
     def rotates(self, role: Role, bits: int) -> bool:
         """Return whether the codes of a value are rotated: of none that may be almost all zeros."""

@@ -83,7 +83,8 @@ class FewbitPartitioner(_CustomPartitioner):
             gm.graph = fx_graph_cse(gm.graph)
         if not joint_inputs:  # a region that is compiled apart: nothing says which of its inputs are weights
             return divide(gm, joint_inputs, kwargs)
-        results, budget = kwargs["num_fwd_outputs"], self.options.budget
+        results = kwargs["num_fwd_outputs"]
+        budget = None if self.options.budget is None else int(self.options.budget)
         exact = saved_bytes(divide(gm, joint_inputs, kwargs)[0].graph, results)
         if self.options.tables and (bits := self.options.bits_for(Role.FACTOR, ())) is not None:
             merge(gm.graph, bits)
@@ -148,6 +149,7 @@ class FewbitPartitioner(_CustomPartitioner):
         self, forward: fx.GraphModule, backward: fx.GraphModule, results: int, exact: int
     ) -> tuple[tuple[fx.GraphModule, fx.GraphModule], GraphReport]:
         """Put codes between the graphs; return them, and what they save."""
+        unmatched = self.options.unmatched({name for node in forward.graph.nodes for name in module_names(node)})
         choose_by_place(forward.graph, results, self.options)
         expand(backward.graph)
         again = _share_of_attention_again(forward.graph, backward.graph)
@@ -160,7 +162,7 @@ class FewbitPartitioner(_CustomPartitioner):
             module.graph.eliminate_dead_code()
             module.graph.lint()
             module.recompile()
-        return (forward, backward), GraphReport(tuple(saved), exact, again, moved)
+        return (forward, backward), GraphReport(tuple(saved), exact, again, moved, unmatched)
 
 
 # ---- what computing attention again costs ----------------------------------------------------------------------------

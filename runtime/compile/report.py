@@ -22,6 +22,7 @@ from torch import Tensor, fx, nn
 from ...tables import FewbitError
 from ...tables.cache import cache_folder
 from ...tables.columns import WIDTH, columns
+from ...tables.errors import shown
 from ...tables.files import atomic_write
 from .options import CompileOptions
 
@@ -67,12 +68,14 @@ class GraphReport:
         attention_again: floating-point operations of attention that the backward pass computes again, so that its
             probabilities sum to one (attention.py), relative to those of all else in both passes.
         host_bytes: of what is saved, bytes that wait in host memory (host.py).
+        unmatched: patterns of the options `keep` and `bits` that match no module of the graph.
     """
 
     tensors: tuple[SavedTensor, ...]
     exact_graph_bytes: int
     attention_again: float = 0.0
     host_bytes: int = 0
+    unmatched: tuple[str, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -121,7 +124,9 @@ class CompileReport:
         price = f"attention is computed again in the backward pass: {', '.join(again)} more floating-point operations"
         moved = sum(g.host_bytes for g in self.graphs)
         waiting = [f"{moved:,} of these bytes wait in host memory"] if moved else []
-        return "\n".join([*lines, total, *waiting, *([price] if again else [])])
+        of_all = set(self.graphs[0].unmatched).intersection(*(g.unmatched for g in self.graphs)) if self.graphs else ()
+        useless = [f"no role, and no module of these graphs, is {', '.join(map(shown, sorted(of_all)))}"] if of_all else []
+        return "\n".join([*lines, total, *waiting, *([price] if again else []), *useless])
 
 
 def _row(tensor: SavedTensor) -> tuple[str, ...]:
@@ -324,6 +329,6 @@ def _read(key: str) -> GraphReport | None:
             for row in text["tensors"]
         )
         numbers = int(text["exact_graph_bytes"]), float(text["attention_again"]), int(text.get("host_bytes", 0))
-        return GraphReport(tuple(tensors), *numbers)
+        return GraphReport(tuple(tensors), *numbers, tuple(text.get("unmatched", ())))
     except (OSError, ValueError, TypeError, KeyError, FewbitError):
         return None

@@ -21,6 +21,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from .nodes import is_pointwise, is_view, tensor_of
 
+_PLACE = ("stack_trace", "nn_module_stack", "fwd_nn_module_stack")  # of the code and the module, by which bits are given
+
 
 class Splicer:
     """Inserts functions into graphs of one compilation; one that is inserted again is traced once."""
@@ -30,6 +32,8 @@ class Splicer:
 
     def splice(self, graph: fx.Graph, function: "partial[Any]", *inputs: fx.Node) -> tuple[fx.Node, ...]:
         """Insert the operators of `function` of the values of `inputs`, and return the nodes of its results.
+
+        They stand in the place, of code and modules, of the first input.
 
         Args:
             graph: the graph of `inputs`.
@@ -44,13 +48,14 @@ class Splicer:
             self._traced[key] = _traced(function, values)
         traced = self._traced[key]
         copies = dict(zip(traced.graph.find_nodes(op="placeholder"), inputs, strict=True))
+        place = {key: inputs[0].meta[key] for key in _PLACE if key in inputs[0].meta}
         for node in traced.graph.nodes:
             if node.op == "output":
                 results = node.args[0] if isinstance(node.args[0], list | tuple) else [node.args[0]]
                 return tuple(copies[result] for result in results)
             if node.op != "placeholder":
                 copies[node] = copy = graph.node_copy(node, copies.__getitem__)
-                copy.meta = {key: node.meta[key] for key in ("val", "tensor_meta") if key in node.meta}
+                copy.meta = place | {key: node.meta[key] for key in ("val", "tensor_meta") if key in node.meta}
         raise AssertionError("a graph ends with its output")
 
 

@@ -67,9 +67,14 @@ def test_queries_and_keys_have_no_gradient_where_all_values_are_equal(way, monke
 
 
 def test_values_have_their_own_bits():
-    _, saved = run(Attention(WAYS["causal"]), bits=2)
-    of_attention = sorted((t.role, t.bits) for t in saved if t.role in ("attention", "scores"))
-    assert of_attention == [("attention", 2), ("scores", 3), ("scores", 3)]
+    """Those of their module, and the line that makes them, though they are copies of parts of one tensor."""
+    model = nn.Sequential(Attention(WAYS["causal"]))
+    _, saved = run(model, bits=2)
+    of_attention = sorted((t.role, t.bits, t.module) for t in saved if t.role in ("attention", "scores"))
+    assert of_attention == [("attention", 2, "0"), ("scores", 3, "0"), ("scores", 3, "0")]
+    assert all(__file__ in t.source for t in saved if t.nbytes)
+    _, saved = run(model, bits=2, keep=("0",))
+    assert not [t for t in saved if t.bits]
 
 
 def test_with_many_bits_it_is_what_it_was():

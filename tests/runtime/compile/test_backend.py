@@ -364,6 +364,7 @@ class TestOptions:
             ({"bits": None, "recompute": 0.5}, "recompute without bits is the backend fewbit's"),
             ({"tables": 3}, "tables is True or False"),
             ({"budget": -1}, "budget is an integer not below 0"),
+            ({"budget": "many"}, "'many' is not a size"),
             ({"bit": 4}, "is no option of the backend fewbit: bits"),
         ],
     )

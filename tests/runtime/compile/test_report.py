@@ -44,6 +44,13 @@ def test_what_was_compiled_again_counts_once_and_by_its_own_options() -> None:
     assert 0 < fewbit.compile_report(few).nbytes < four
 
 
+def test_names_that_match_nothing_are_said() -> None:
+    model = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 8))
+    bits = {"linear": 4, "0": 2, "atention": 8}
+    found = compiled(model, options={"bits": bits, "keep": ["2", "head"], "budget": "1MiB"})
+    assert str(fewbit.compile_report(found)).endswith("no role, and no module of these graphs, is 'atention', 'head'")
+
+
 def test_graphs_that_nobody_can_ask_for_are_forgotten() -> None:
     """Without parameters a graph is found by its partitioner alone: else records pile up with each compilation."""
     for width in (64, 128, 192, 256):
