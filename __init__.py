@@ -84,7 +84,7 @@ def _load(module: str, wanted: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        message = f"{wanted} needs PyTorch, which is not installed: pip install torch"
+        message = f"{wanted} needs PyTorch, which is not installed: pip install torch (build: fewbit doctor)"
         raise ModuleNotFoundError(message, name="torch") from None
 
 

@@ -151,7 +151,8 @@ def torch_build() -> str:
         right = "the usual one"
     if find_spec("torch") is None:
         return (
-            f"{right}; on Linux the usual build brings 2 GB of CUDA. Without torch the compiler of tables works alone"
+            f"{right}, by the command that torch's page Get Started shows; on Linux `pip install torch` brings 2 GB of "
+            "CUDA. Without torch the compiler of tables works alone"
         )
     import torch
 
@@ -241,7 +242,7 @@ def _verdict(tests: Sequence[KernelTest]) -> str:
         return f"{counted(len(failed), 'kernel')} of {len(tests)} failed: please report this output"
     if waiting:
         return (
-            f"{len(waiting)} of {counted(len(tests), 'kernel')} not compiled yet: the first use does it, in up to a "
-            "minute each, or `fewbit doctor --warm` now"
+            f"{len(waiting)} of {counted(len(tests), 'kernel')} not compiled yet: by the first use, up to a minute "
+            "each, or `fewbit doctor --warm`"
         )
     return f"all {len(tests)} kernels give the numbers of plain torch"

@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if error.name not in EXTRA:
             raise
-        _complain(f"this command needs {error.name}, which is not installed: pip install {error.name}")
+        _complain(f"this command needs {error.name}, which is not installed: pip install {error.name} (build: fewbit doctor)")
         return FAILED
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)

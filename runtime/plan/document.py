@@ -9,6 +9,7 @@ fewbit.fit(model, plan=plan)                    trains by it
 import hashlib
 import json
 import os
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
@@ -383,7 +384,9 @@ class Plan:
         total = sum(c.noise + c.bias for c in self.choices)
         equal: defaultdict[tuple[str, str], list[Choice]] = defaultdict(list)  # of equal layers, which differ in number
         for choice in self.choices:
-            equal[without_numbers(choice.target), choice.text].append(choice)
+            name = without_numbers(choice.target)
+            # Values of a compiled graph are numbered through: mul_7 of the second layer is what mul is of the first.
+            equal[re.sub(r"_\d+$", "", name) if self.compiled else name, choice.text].append(choice)
         for (name, text), group in equal.items():
             error = sum(c.noise + c.bias for c in group)
             exact, now = sum(c.exact_bytes for c in group), sum(c.nbytes for c in group)

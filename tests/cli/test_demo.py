@@ -61,7 +61,7 @@ def test_a_missing_package_is_named_with_the_way_to_install_it(run_process, tmp_
     outcome = run_process("demo", "--output", tmp_path / "output", env=environment)
     assert outcome.status == 1
     assert outcome.err.splitlines()[-1] == (
-        "fewbit: this command needs torch, which is not installed: pip install torch"
+        "fewbit: this command needs torch, which is not installed: pip install torch (build: fewbit doctor)"
     )
 
 

@@ -164,7 +164,7 @@ def test_torch_compile_needs_a_compiler_of_what_inductor_writes(run, two_kernels
         ((True, False), None, True, "the one for CUDA: there is a driver of a GPU, and torch has another build"),
         ((True, False), "13.0", True, "torch is built for CUDA 13.0 and sees no GPU: its driver may be older"),
         ((False, True), None, True, "the one for ROCm: "),
-        ((False, False), None, False, "the one for the CPU; on Linux the usual build brings 2 GB of CUDA"),
+        ((False, False), None, False, "the one for the CPU, by the command that torch's page Get Started shows; "),
     ],
 )
 def test_the_build_of_torch_that_is_right(run, two_kernels, monkeypatch, drivers, built_for, is_installed, words):

@@ -110,6 +110,13 @@ class TestACompiledPlan:
         assert names.count("plan") in (2, 3) and {"exact", "2 bits", "8 bits"} < {*names}
         assert max(p.memory for p in plan.frontier if p.name in ("plan", "exact")) == exact_peak(planner.problem(known))
 
+    def test_has_one_row_for_equal_layers(self, planned):
+        """Values of a graph are numbered through, mul_7 in the second layer for mul in the first."""
+        least = planned[3]
+        rows = [line.split()[0] for line in str(least).partition("\n\n")[0].splitlines()[1:]]
+        assert len(rows) == len({*rows}) < len(least.choices)
+        assert not [name for name in rows if name[-1].isdigit()]
+
     @pytest.mark.deep
     def test_of_torchs_budget_computes_more_again(self, planned, known):
         model, inputs, exact = planned[:3]
