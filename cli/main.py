@@ -78,7 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if error.name not in EXTRA:
             raise
-        _complain(f"this command needs {error.name}, which is not installed: pip install {error.name} (build: fewbit doctor)")
+        install = f"pip install {error.name} (build: fewbit doctor)"
+        _complain(f"this command needs {error.name}, which is not installed: {install}")
         return FAILED
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)

@@ -53,8 +53,8 @@ class CompileOptions:
             before frozen weights, are saved as codes of the compiler's table for F (factors.py).
         keep: patterns of modules whose values are saved exactly.
         smallest: tensors of fewer elements are saved exactly.
-        budget: most bytes that one graph may save, without inputs, as "64MiB" or a number; where the bits above take more, all are lowered
-            evenly, a bit at a time and to 1 at least, until it is met.
+        budget: most bytes that one graph may save, without inputs, as "64MiB" or a number; where the bits above take
+            more, all are lowered evenly, a bit at a time and to 1 at least, until it is met.
         recompute_attention: whether the backward pass computes attention's output and log-sum-exp again from rounded
             queries, keys and values, so that probabilities sum to one (attention.py), at the price of another forward
             pass of attention; None, the default, where queries or keys have fewer than 8 bits, or are no projections.

@@ -125,7 +125,8 @@ class CompileReport:
         moved = sum(g.host_bytes for g in self.graphs)
         waiting = [f"{moved:,} of these bytes wait in host memory"] if moved else []
         of_all = set(self.graphs[0].unmatched).intersection(*(g.unmatched for g in self.graphs)) if self.graphs else ()
-        useless = [f"no role, and no module of these graphs, is {', '.join(map(shown, sorted(of_all)))}"] if of_all else []
+        names = ", ".join(map(shown, sorted(of_all)))
+        useless = [f"no role, and no module of these graphs, is {names}"] if names else []
         return "\n".join([*lines, total, *waiting, *([price] if again else []), *useless])
 
 

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from .nodes import is_pointwise, is_view, tensor_of
 
-_PLACE = ("stack_trace", "nn_module_stack", "fwd_nn_module_stack")  # of the code and the module, by which bits are given
+_PLACE = ("stack_trace", "nn_module_stack", "fwd_nn_module_stack")  # of code and module, by which bits are given
 
 
 class Splicer:
