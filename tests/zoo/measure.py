@@ -279,7 +279,8 @@ def run(case: Case, around: Callable[[], Any] = nullcontext, seed: int = 0) -> P
         generator = torch.get_rng_state()
     for hook in hooks:
         hook.remove()
-    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    own = getattr(model, "_orig_mod", model)  # compiled modules have names of their own
+    gradients = {name: p.grad.clone() for name, p in own.named_parameters() if p.grad is not None}
     model.zero_grad(set_to_none=True)
     at_inputs = tuple(leaf.grad for leaf in leaves if leaf.grad is not None) or tuple(caught)
     return Pass(outputs, {name: b.clone() for name, b in model.named_buffers()}, generator, gradients, at_inputs)
