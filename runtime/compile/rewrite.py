@@ -36,7 +36,7 @@ from .report import SavedTensor
 from .roles import ROUNDED, Role
 from .splice import Splicer, after_last_use, before_first_use, operations, placeholder, some_placeholder
 from .sums import complete_sums, sum_again
-from .turning import dequantize_turned, draw_keys, draw_seeds_on, quantize_turned
+from .turning import dequantize_turned, draw_keys, draw_seed_on, quantize_turned
 
 _LARGEST = 2**63 - 1  # seeds are int64, and not negative
 
@@ -275,7 +275,7 @@ def _seeds(graph: fx.Graph, calls: list[_Call], splicer: Splicer) -> dict[_Call,
 
 
 def _draw_seeds(some: Tensor, *, device: torch.device, sizes: tuple[int, ...]) -> list[Tensor]:
-    drawn = draw_seeds_on(some, device=device, count=1)  # one key a step, and those that follow it
+    drawn = draw_seed_on(some, device=device)  # one key a step, and those that follow it
     return list((drawn + torch.arange(sum(sizes), device=drawn.device) & _LARGEST).split(sizes))
 
 

@@ -28,20 +28,19 @@ def draw_keys(graph: fx.Graph, turned: Turned, splicer: Splicer) -> dict[torch.d
     found = {}
     with graph.inserting_before(operations(graph)):
         for device in dict.fromkeys(value_of(node).device for node in turned):
-            draw = partial(draw_seeds_on, device=device, count=1)
+            draw = partial(draw_seed_on, device=device)
             (found[device],) = splicer.splice(graph, draw, some_placeholder(graph, device))
     return found
 
 
-def draw_seeds_on(some: Tensor, *, device: torch.device, count: int) -> Tensor:
-    """Return the next seeds of the stream, to round values on `device`, which no input of a graph may be on.
+def draw_seed_on(some: Tensor, *, device: torch.device) -> Tensor:
+    """Return the next seed of the stream, (1,), to round values on `device`, which no input of a graph may be on.
 
     Args:
         some: any tensor.
         device: of the values.
-        count: of the seeds.
     """
-    return ops.draw_seeds(some if some.device == device else some.new_empty(0, device=device), count)
+    return ops.draw_seeds(some if some.device == device else some.new_empty(0, device=device), 1)
 
 
 def quantize_turned(

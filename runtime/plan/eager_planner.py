@@ -109,8 +109,7 @@ class Planner:
         tried = [*self.eager_ways(self.measured_eagerly())]
         found: list[tuple[Plan, Known]] = []
         for known in reversed(tried):  # the last has the least base, below which the others often cannot go: no logits
-            least = min((plan.peak.total for plan, _ in found), default=math.inf)
-            if self.problem(known).floor() < least:
+            if not found or self.problem(known).floor() < min(plan.peak.total for plan, _ in found):
                 found.append((self.solved(known), known))
         return self.beside_exact(*min(found, key=lambda each: each[0].peak.total), plain=tried[0])
 
