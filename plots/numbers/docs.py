@@ -128,9 +128,9 @@ def _adapters(file: File) -> Iterator[str]:
 DOCS = (
     Source("docs/compile.md", ("compiled-llama-cpu.json", "compiled-gpt2-cpu.json"), _compiled),
     Source("docs/compile.md", ("training-compiled.json",), _adapters),
-    Source("docs/planning.md", ("planner.json",), _planned),
-    Source("docs/planning.md", ("planner-compiled.json",), _planned_compiled),
-    Source("docs/planning.md", ("training-planner.json",), _trained),
+    Source("docs/planning/measured.md", ("planner.json",), _planned),
+    Source("docs/planning/measured.md", ("planner-compiled.json",), _planned_compiled),
+    Source("docs/planning/measured.md", ("training-planner.json",), _trained),
     Source("plots/results/planner.md", ("planner.json", "planner-compiled.json"), _plans),
     Source("plots/results/planner.md", ("held.json",), _held),
     Source("docs/methods/actnn.md", ("group-levels.json",), _actnn_of_the_method),

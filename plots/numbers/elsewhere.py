@@ -21,7 +21,7 @@ ELSEWHERE = {
     (
         "README.md",
         "Ways to use it",
-    ): "planner-estimated.json, as in docs/planning.md, and least memories that a refusal printed",
+    ): "planner-estimated.json, as in docs/planning/measured.md, and least memories that a refusal printed",
     ("docs/compile.md", "Options"): _TEXT + "defaults",
     ("docs/compiler/calibration.md", "Calibration: the best tables for one model"): _ONCE
     + "fewbit calibrate --demo --bits",
@@ -40,7 +40,8 @@ ELSEWHERE = {
         "plots/results/actnn.md",
         "Levels where the values of a group lie (`group-levels.json`)",
     ): "group-levels.json, by kind of layer; what levels gain for normal numbers is computed",
-    ("docs/planning.md", "Measured"): "planner.json: the rows of errors; planner-estimated.json",
+    ("docs/planning/measured.md", "Eager"): "planner.json: the rows of errors",
+    ("docs/planning/measured.md", "Estimated"): "planner-estimated.json",
     ("docs/torch.md", "Releases"): _TEXT + "versions",
     ("plots/results/README.md", "Results of real runs"): "the page that the row links: tests/plots/numbers",
     (

@@ -85,7 +85,7 @@ def planned(model: nn.Module, inputs: Mapping[str, Any], loss: Callable[[Any], T
     least = fewbit.plan(model, dict(inputs), loss=loss, time=1000.0)
     memory = (least.peak.total + least.exact_peak) // 2
     done = fewbit.fit(model, dict(inputs), loss=loss, memory=memory)
-    # Exact but for the order of sums, as docs/planning.md says; whether a plan has it depends on the time it measures.
+    # Exact but for the order of sums (docs/planning/how.md); whether a plan has it depends on the time it measures.
     vars(model)[OTHER_SUMS] = "loss in chunks" in str(done)
     return model
 

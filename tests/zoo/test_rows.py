@@ -44,7 +44,7 @@ def test_reason_for_an_error_is_one(key):
 
 
 def test_a_plan_with_the_loss_in_chunks_may_sum_in_another_order():
-    """As docs/planning.md says; every other plan's outputs are exact's bit for bit."""
+    """As docs/planning/how.md says; every other plan's outputs are exact's bit for bit."""
     near, far = torch.tensor([1.0 + 1e-6]), torch.tensor([1.1])
     model = torch.nn.Linear(1, 1)
     for chunks in (False, True):
