@@ -22,7 +22,7 @@ OF_RELEASE = $(if $(filter newest,$(TORCH)),--upgrade,torch==$(TORCH))
 OF_NIGHTLY = --upgrade --pre --extra-index-url $(NIGHTLY)
 OF_TORCH = $(if $(TORCH),$(if $(filter nightly,$(TORCH)),$(OF_NIGHTLY),$(OF_RELEASE)),--constraint .ci/constraints.txt)
 
-.PHONY: demo test deep test-anywhere mutants lint types unit docs thorough fuzz zoo conformance held studies tables bench kernels all-kernels gpu gpu-1 gpu-2 gpu-3 gpu-4 gpu-5 dist clean
+.PHONY: demo test deep test-anywhere mutants lint types unit docs thorough fuzz zoo conformance held studies tables bench kernels all-kernels gpu gpu-1 gpu-2 gpu-3 gpu-4 gpu-5 gpu-6 dist clean
 
 # Less of it: `make demo DEMO="--steps 10"`.
 demo: $(READY)
@@ -116,29 +116,37 @@ all-kernels: build/path/fewbit
 # network and install nothing: $(PYTHON) has torch for CUDA, cuda-core with NVRTC, numba, scipy, matplotlib, click and
 # rich; pytest, xdist and hypothesis for the tests; transformers for the model. Less of it:
 # `make gpu-1 LIMIT=60`, `make gpu-2 LIMIT=120 SAMPLE=0.1`, `make gpu-4 LIMIT=240 LAYERS=8`: seconds, the share of the
-# tests, blocks of the model.
+# tests, blocks of the model. ARGS are further options of the call: `make gpu-1 ARGS="--only overhead"`.
 LIMIT ?= 590
 SAMPLE ?= 1
 LAYERS ?= 16
+ARGS ?=
+TOGETHER ?= 12
+TRAININGS ?= ten_million two_bits_seeds
 OUT ?= plots/results
 GPU = OMP_NUM_THREADS=2 $(FEWBIT) -m fewbit.plots.bench.gpu
 
-gpu: gpu-1 gpu-2 gpu-3 gpu-4 gpu-5
+gpu: gpu-1 gpu-2 gpu-3 gpu-4 gpu-5 gpu-6
 
 gpu-1: build/path/fewbit
-	$(GPU) checks -o $(OUT)/gpu-1.json --limit $(LIMIT)
+	$(GPU) checks -o $(OUT)/gpu-1.json --limit $(LIMIT) $(ARGS)
 
 gpu-2: build/path/fewbit
-	$(GPU) tests -o $(OUT)/gpu-2.json --limit $(LIMIT) --sample $(SAMPLE)
+	$(GPU) tests -o $(OUT)/gpu-2.json --limit $(LIMIT) --sample $(SAMPLE) $(ARGS)
 
 gpu-3: build/path/fewbit
-	$(GPU) kernels -o $(OUT)/gpu-3.json --limit $(LIMIT)
+	$(GPU) kernels -o $(OUT)/gpu-3.json --limit $(LIMIT) $(ARGS)
 
 gpu-4: build/path/fewbit
-	$(GPU) trainings -o $(OUT)/gpu-4.json --limit $(LIMIT) --layers $(LAYERS)
+	$(GPU) trainings -o $(OUT)/gpu-4.json --limit $(LIMIT) --layers $(LAYERS) $(ARGS)
 
 gpu-5: build/path/fewbit
-	$(GPU) rest -o $(OUT)/gpu-5.json --limit $(LIMIT)
+	$(GPU) rest -o $(OUT)/gpu-5.json --limit $(LIMIT) $(ARGS)
+
+# Trainings that would take a processor days, TOGETHER at the same time; what is missing in $(OUT) is trained.
+gpu-6: build/path/fewbit
+	TORCHINDUCTOR_COMPILE_THREADS=1 OMP_NUM_THREADS=1 timeout $(LIMIT) $(FEWBIT) -m fewbit.plots.studies \
+		$(TRAININGS) --workers $(TOGETHER) -o $(OUT) $(ARGS)
 
 # A release: sdist and wheel, their metadata and contents checked, and the wheel installed in an empty environment and
 # tried there: on another Python by `make dist PYTHON=python3.14`, with another torch than that of the development install

@@ -29,6 +29,8 @@ EXPERIMENTS = (
     "counts",
     "two_bits",
     "two_bits_elsewhere",
+    "ten_million",
+    "two_bits_seeds",
 )
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
@@ -32,6 +33,11 @@ class as_on_gpu(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Call `func`, or its replacement with the saved tensors of a GPU."""
+        if func is Tensor.backward and not any((kwargs or {}).values()):
+            # A mode is off within its own calls, and in this one torch's checkpoints compute attention again. The
+            # function does not ask for modes where it is given no tensor, but where one comes from.
+            with self:
+                return torch.autograd.backward(get_gradient_edge(args[0]), torch.ones_like(args[0]))
         return _ON_GPU.get(func, func)(*args, **(kwargs or {}))
 
 

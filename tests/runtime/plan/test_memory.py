@@ -520,6 +520,17 @@ class TestAsOnGPU:
         full = 2 * 4 * 64 * 16 * 4
         assert profile.total == 2 * full + 2 * full * heads // 4 + 2 * 4 * 64 * 4
 
+    def test_attention_that_torch_checkpoints_is_so_in_the_backward_pass_too(self):
+        # A mode is off within its own calls, and `backward()` is one: attention was computed again in steps, and torch
+        # refused what it found. So `plan` failed on the meta device for models with `gradient_checkpointing_enable()`.
+        x = torch.zeros(2, 1, 4, 8, device="meta", requires_grad=True)
+        with memory.as_on_gpu():
+            attended = checkpoint(
+                lambda x: nn.functional.scaled_dot_product_attention(x, x, x).sum(), x, use_reentrant=False
+            )
+            attended.backward()
+        assert x.grad is not None and x.grad.shape == x.shape
+
 
 class TestLargestBatch:
     def test_is_the_papers_formula(self):
