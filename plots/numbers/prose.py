@@ -197,8 +197,8 @@ PROSE = (
     Source("docs/methods/gated-mlps.md", ("training-glu.json",), _gated),
     Source("docs/methods/blpa.md", ("blpa-training.json",), _blpa),
     Source("docs/methods/vquant.md", ("vquant-accuracy.json",), _vquant),
-    Source("docs/compile.md", ("training-compiled.json",), _few_bits_compiled),
-    Source("docs/compile.md", ("training-two-bits.json",), _two_bits),
+    Source("docs/compile/measured.md", ("training-compiled.json",), _few_bits_compiled),
+    Source("docs/compile/measured.md", ("training-two-bits.json",), _two_bits),
     Source("plots/results/two_bits.md", ("training-two-bits.json",), _two_bits_in_the_text),
     Source("plots/results/README.md", ("finetuning.json",), _finetuned),
 )
