@@ -39,6 +39,9 @@ from .sums import complete_sums, sum_again
 from .turning import dequantize_turned, draw_keys, draw_seed_on, quantize_turned
 
 _LARGEST = 2**63 - 1  # seeds are int64, and not negative
+# Torch's mark of what a function put into its context by another way than `save_for_backward`: it stands last, and
+# torch takes as many of the last tensors for such as have the mark. What is written in place since is read all the same.
+_UNCHECKED = "saved_tensor_with_no_vc_check"
 
 
 def rewrite(forward: fx.Graph, backward: fx.Graph, outputs: int, options: CompileOptions) -> list[SavedTensor]:
@@ -77,6 +80,9 @@ def rewrite(forward: fx.Graph, backward: fx.Graph, outputs: int, options: Compil
     dequantize_turned(backward, turned, keys, parts, tensors, splicer)
     _multiply_all(backward, encoded, parts, splicer)
     _dequantize_all(backward, rounded, parts, splicer)
+    for node in parts:
+        for part in parts[node] if node.meta.get(_UNCHECKED) else ():
+            part.meta[_UNCHECKED] = True
     kept = [*keys.values(), *_parts_of(saved, parts)]
     output.args = (tuple(results + kept),)
     descriptions = output.meta.get("desc")
