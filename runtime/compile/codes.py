@@ -209,9 +209,11 @@ def dequantize(*parts: Tensor, groups: Groups, bits: int, dtype: torch.dtype) ->
 def cast_within(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Return `x` in another dtype, within its range.
 
-    Levels lie up to 1.6 % beyond a group's values: those of 65,504 in float16 came back as infinity.
+    Levels lie up to 1.6 % beyond a group's values, and turned ones anywhere: those of 65,504 in float16 came back as
+    infinity, and those of 448 in float8 would as NaN.
     """
-    return (x.clamp(-largest(dtype), largest(dtype)) if dtype == torch.float16 else x).to(dtype)
+    most = largest(dtype)
+    return (x.clamp(-most, most) if most < _LARGEST else x).to(dtype)
 
 
 def pack_bools(x: Tensor, groups: Groups) -> tuple[Tensor, ...]:

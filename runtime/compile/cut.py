@@ -28,6 +28,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from ...tables import Table
 from ..quantizers.per_group import LEAST_ROW
+from ..tensors.dtypes import name_of
 from ..tensors.packing import packed_size
 from . import integers
 from .codes import Groups, groups_of, hint
@@ -40,6 +41,8 @@ from .rotated import Rotation, rotation_of
 
 _KEY = "fewbit"
 _BOOLEANS = 2048  # most truth values in a group, which has no parameters
+# Floating-point by torch's word: two numbers in a byte, and exponents alone, of which a group's largest is all but all.
+_NO_NUMBERS = {getattr(torch, name, None) for name in ("float4_e2m1fn_x2", "float8_e8m0fnu")}
 
 
 @dataclass(frozen=True)
@@ -144,6 +147,8 @@ def rounded(node: fx.Node, role: Role, bits: int, options: CompileOptions) -> Ch
     elements, exact = hint(x.numel()), nbytes_of(node)
     if elements < options.smallest:
         return Choice(role, None, None, exact, "small")
+    if x.dtype in _NO_NUMBERS:
+        return Choice(role, None, None, exact, name_of(x.dtype))
     if options.rotates(role, bits):
         unbiased = role not in (Role.SCORES, Role.NONLINEAR) and options.rounding == "stochastic"
         rotation = rotation_of(x, bits, options.group, unbiased=unbiased, centered=role is Role.SCORES)

@@ -26,7 +26,7 @@ from torch import Tensor
 from .. import ops
 from ..backends.reference.rotated import buffer_size
 from ..quantizers.per_group import LEAST_ROW
-from ..tensors.dtypes import KINDS
+from ..tensors.dtypes import DTYPES, KINDS
 from ..tensors.rotation import GROUP_SIZES
 from .codes import cast_within, hint, memory_order
 
@@ -98,13 +98,13 @@ def quantize(key: Tensor, *xs: Tensor, offsets: Sequence[int], forms: Sequence[R
     """
     rows, means = [], []
     for x, form in zip(xs, forms, strict=True):
-        x = x.permute(form.order)
+        x = (x if x.dtype in KINDS else x.float()).permute(form.order)
         x = x.reshape(*x.shape[: x.dim() - len(form.inner)], form.features)
         if form.centered:
             of_sample = range(1 if x.dim() > 2 else 0, x.dim() - 1)  # where only rows are, all of them
             means.append(x.mean([*of_sample], keepdim=True, dtype=torch.float32).bfloat16())
             x = cast_within(x - means[-1], x.dtype)
-        rows.append(x if x.dtype in KINDS else x.float())
+        rows.append(x)
     bits, unbiased = [form.bits for form in forms], [form.unbiased for form in forms]
     return [*ops.rotated_quantize_buffers(rows, key, offsets, bits, unbiased, forms[0].group_size), *means]
 
@@ -116,10 +116,11 @@ def dequantize(
     buffers, means = parts[: len(forms)], iter(parts[len(forms) :])
     bits, features = [form.bits for form in forms], [form.features for form in forms]
     xs = []
-    rows = ops.rotated_dequantize_buffers(buffers, key, offsets, bits, features, forms[0].group_size, dtype)
+    of_rows = dtype if dtype in DTYPES else torch.float32  # kernels write no 8 bits
+    rows = ops.rotated_dequantize_buffers(buffers, key, offsets, bits, features, forms[0].group_size, of_rows)
     for x, form in zip(rows, forms, strict=True):
-        if form.centered:
-            x = cast_within(x + next(means), dtype)
+        if form.centered or of_rows != dtype:
+            x = cast_within(x + next(means) if form.centered else x, dtype)
         x = x.reshape(*x.shape[:-1], *form.inner)
         xs.append(x.permute([form.order.index(d) for d in range(len(form.order))]))
     return xs

@@ -107,6 +107,16 @@ class TestCodes:
         x[:, 0] = -60000
         assert there_and_back(x, bits=8, centered=True).isfinite().all()
 
+    @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+    @pytest.mark.parametrize("centered", [False, True])
+    def test_of_float8_come_back_so_the_greatest_too(self, dtype, centered):
+        """Kernels write no 8 bits; and what is turned back may exceed the dtype, whose infinity is NaN."""
+        most = torch.finfo(dtype).max
+        x = (torch.randn(2, 16, 128) * most).clamp(-most, most).to(dtype)
+        back = there_and_back(x, bits=4, centered=centered)
+        assert back.dtype == dtype and back.float().isfinite().all()
+        assert (back.float() / most - x.float() / most).norm() < 0.15 * (x.float() / most).norm()
+
     @pytest.mark.parametrize("shape", [(8, 4), (63,), (0, 4), (4, 0)], ids=str)
     def test_of_too_few_elements_in_a_row_there_are_none(self, shape):
         assert rotation_of(torch.empty(shape), 2, 128, unbiased=True, centered=False) is None
