@@ -40,7 +40,7 @@ from .turning import dequantize_turned, draw_keys, draw_seed_on, quantize_turned
 
 _LARGEST = 2**63 - 1  # seeds are int64, and not negative
 # Torch's mark of what a function put into its context by another way than `save_for_backward`: it stands last, and
-# torch takes as many of the last tensors for such as have the mark. What is written in place since is read all the same.
+# torch takes as many of the last tensors for such as have the mark. What was written in place since is read anyway.
 _UNCHECKED = "saved_tensor_with_no_vc_check"
 
 
