@@ -13,8 +13,8 @@ import importlib.util
 import operator
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -24,6 +24,7 @@ import torch._functorch.config as functorch_config
 from torch import fx
 from torch._functorch import partitioners
 from torch._functorch.compile_utils import fx_graph_cse
+from torch._guards import detect_fake_mode
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ...tables import Table
@@ -33,7 +34,18 @@ from ..tensors.packing import packed_size
 from . import integers
 from .codes import Groups, groups_of, hint
 from .factors import arguments_of, table_of
-from .nodes import base_of, descendants, is_floating_input, is_pointwise, is_view, operator_of, tensor_of, value_of
+from .nodes import (
+    aten,
+    base_of,
+    descendants,
+    is_floating_input,
+    is_pointwise,
+    is_view,
+    of_gradients,
+    operator_of,
+    tensor_of,
+    value_of,
+)
 from .options import CompileOptions, torch_budget
 from .planes import planes_of
 from .roles import ROUNDED, TO_NEAREST, Role, is_pinned, levelled
@@ -233,13 +245,35 @@ def without_mutated(graph: fx.Graph, kwargs: Mapping[str, Any]) -> tuple[dict[st
     Such a buffer, spectral_norm's vector, is another one when the backward pass would read it.
     """
     placeholders = graph.find_nodes(op="placeholder")
-    mutated = {n.args[0] for n in graph.nodes if n.target is torch.ops.aten.copy_.default}
+    mutated = {n.args[0] for n in graph.nodes if n.target is aten.copy_.default}
     for description in graph.output_node().meta.get("desc") or ():
         source = getattr(description, "mutated_input", None)
         mutated |= {n for n in placeholders if source is not None and n.meta.get("desc") == source}
     static = kwargs.get("static_lifetime_input_indices") or ()
     kept = [i for i in static if placeholders[i] not in mutated]
     return {**kwargs, "static_lifetime_input_indices": kept}, {n.name for n in mutated if n in placeholders}
+
+
+def copy_mutated(graph: fx.Graph, mutated: Collection[str]) -> None:
+    """Let gradients read copies of the inputs of these names, which are made before the forward pass changes them.
+
+    Torch takes such a copy in a model's code for none at all: the gradient of one that multiplies by a copy of a
+    buffer, and then changes the buffer, was another's, by as much as its norm.
+    """
+    of_gradient = of_gradients(graph)
+    for node in list(graph.nodes):
+        x = tensor_of(node)
+        if x is None or node in of_gradient or base_of(node).name not in mutated:
+            continue
+        readers = [user for user in node.users if user in of_gradient and user.target is not aten.copy_.default]
+        if readers:
+            with graph.inserting_after(node):
+                copy = graph.call_function(aten.clone.default, (node,))
+            fake = detect_fake_mode([x])
+            with fake or nullcontext(), torch.no_grad():
+                copy.meta = {**node.meta, "val": x.clone()}
+            for reader in readers:
+                reader.replace_input_with(node, copy)
 
 
 def _insert_outputs(output: fx.Node, at: int, nodes: Sequence[fx.Node], instead_of: int = 0) -> None:

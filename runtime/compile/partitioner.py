@@ -21,6 +21,7 @@ from .codes import hint
 from .cut import (
     annotate,
     choose_by_place,
+    copy_mutated,
     divide,
     few_bit_costs,
     is_any_rounded,
@@ -89,9 +90,10 @@ class FewbitPartitioner(_CustomPartitioner):
         if self.options.tables and (bits := self.options.bits_for(Role.FACTOR, ())) is not None:
             merge(gm.graph, bits)
             gm.graph = fx_graph_cse(gm.graph)  # what was written may be there already, and have other uses
+        kwargs, mutated = without_mutated(gm.graph, kwargs)
+        copy_mutated(gm.graph, mutated)
         as_it_is = fx_graph_cse(gm.graph)
         defer(gm.graph, self.rounds)
-        kwargs, mutated = without_mutated(gm.graph, kwargs)
         placeholders = gm.graph.find_nodes(op="placeholder")
         weights = [placeholders[i].name for i in kwargs["static_lifetime_input_indices"]]
         roles = self.roles(gm.graph, weights, mutated)
@@ -120,7 +122,7 @@ class FewbitPartitioner(_CustomPartitioner):
         """Return the role of each value of a joint graph with placeholders of these names."""
         placeholders = graph.find_nodes(op="placeholder")
         roles = classify(graph, {node for node in placeholders if node.name in weights})
-        return roles | {node: Role.MUTATED for node in placeholders if node.name in mutated}
+        return roles | {node: Role.MUTATED for node in roles if base_of(node).name in mutated}
 
     def divide(
         self,
@@ -135,7 +137,7 @@ class FewbitPartitioner(_CustomPartitioner):
         # Where nothing is rounded, torch's rules of what is too slow to compute again hold.
         few = is_any_rounded(roles)
         with few_bit_costs(self.options) if few else torch_budget(self.options.recompute):
-            return divide(gm, joint_inputs, kwargs, by_codes=few)
+            return divide(gm, joint_inputs, kwargs, by_codes=few or Role.MUTATED in roles.values())
 
     def finish(
         self, forward: fx.GraphModule, backward: fx.GraphModule, results: int, exact: int
