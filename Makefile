@@ -145,7 +145,7 @@ gpu-5: build/path/fewbit
 
 # Trainings that would take a processor days, TOGETHER at the same time; what is missing in $(OUT) is trained.
 gpu-6: build/path/fewbit
-	TORCHINDUCTOR_COMPILE_THREADS=1 OMP_NUM_THREADS=1 timeout $(LIMIT) $(FEWBIT) -m fewbit.plots.studies \
+	OMP_NUM_THREADS=1 timeout $(LIMIT) env $(FEWBIT) -m fewbit.plots.studies \
 		$(TRAININGS) --workers $(TOGETHER) -o $(OUT) $(ARGS)
 
 # A release: sdist and wheel, their metadata and contents checked, and the wheel installed in an empty environment and

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from ..ops.declare import ONCE, PURE, Call, declare
+from ..tensors.dtypes import name_of
 from ..tensors.plain import without_autocast
 from .loss_of_chunk import LossOptions, Squash
 from .loss_over_chunks import Product, loss_and_gradients, save_gradients, saved_gradients, sum_dtype
 
 
 @declare(
-    "chunked_loss(Tensor labels, Tensor?[] tensors, bool[] wanted, ScalarType[] dtypes, float[] factors, float before,"
+    "chunked_loss(Tensor labels, Tensor?[] tensors, bool[] wanted, str[] dtypes, float[] factors, float before,"
     " bool tanh, float after, int ignore_index, str reduction, float label_smoothing, float z_loss,"
     " SymInt? chunk_size) -> Tensor[]",
     tags=(*PURE, ONCE),
@@ -27,7 +28,7 @@ def chunked_loss(
     labels: Tensor,
     tensors: Sequence[Tensor | None],
     wanted: Sequence[bool],
-    dtypes: Sequence[torch.dtype],
+    dtypes: Sequence[str],
     factors: Sequence[float],
     before: float,
     tanh: bool,
@@ -43,9 +44,11 @@ def chunked_loss(
     Args:
         tensors: hidden states (tokens, features), weight and bias of each head.
         wanted: of each of these.
-        dtypes, factors: of each head.
+        dtypes, factors: of each head; dtypes by name, for torch before 2.13 hands a list of them on as numbers.
     """
     options = LossOptions(ignore_index, reduction, label_smoothing, z_loss, Squash(before, tanh, after), chunk_size)
+    products = [(getattr(torch, name), factor) for name, factor in zip(dtypes, factors, strict=True)]
+    sums = sum_dtype(*(dtype for dtype, _ in products))
     weight = tensors[1]
     assert weight is not None
 
@@ -53,14 +56,13 @@ def chunked_loss(
         grads = [weight.new_empty(0) for _ in tensors]
         for i, (t, want) in enumerate(zip(tensors, wanted, strict=True)):
             if t is not None and want:
-                dtype = dtypes[i // 3]
+                dtype, _ = products[i // 3]
                 # What is summed over tokens: in float16 only after the division, which waits for a GradScaler's scale.
-                of_weight = sum_dtype(dtype) if torch.float16 in dtypes else t.dtype
+                of_weight = sum_dtype(dtype) if "float16" in dtypes else t.dtype
                 grads[i] = torch.empty_like(t, dtype=(dtype, of_weight, sum_dtype(dtype))[i % 3])
-        return [weight.new_empty((), dtype=sum_dtype(*dtypes)), labels.new_empty(()), *grads]
+        return [weight.new_empty((), dtype=sums), labels.new_empty(()), *grads]
 
     def run(_: Any) -> list[Tensor]:
-        products = [*zip(dtypes, factors, strict=True)]
         loss, divisor, grads = loss_and_gradients(labels, options, products, wanted, tensors)
         none = [weight.new_empty(0) for grad in grads if grad is None]
         divided_by = labels.new_ones(()) if divisor is None else divisor
@@ -82,7 +84,7 @@ class ChunkedLossInGraph(torch.autograd.Function):
         squash = options.squash
         numbers = (options.ignore_index, options.reduction, options.label_smoothing, options.z_loss)
         loss, divisor, *grads = chunked_loss(
-            *(labels, tensors, wanted, dtypes, factors, squash.before, squash.tanh, squash.after),
+            *(labels, tensors, wanted, [*map(name_of, dtypes)], factors, squash.before, squash.tanh, squash.after),
             *(*numbers, options.chunk_size),
         )
         own = [grad if want and t is not None else None for grad, want, t in zip(grads, wanted, tensors, strict=True)]

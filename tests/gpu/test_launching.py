@@ -12,7 +12,7 @@ from backends import needs_gpu
 from fewbit import FewbitError, layers
 from fewbit.quantizers import FixedPoint, Outlier, PerGroup, Rotated
 from fewbit.runtime import ops
-from fewbit.runtime.backends.cuda import following, launching, rounding
+from fewbit.runtime.backends.cuda import following, launching, per_group, rounding
 from fewbit.runtime.backends.cuda.codegen import compiler
 from fewbit.runtime.backends.reference import activation as reference
 from in_threads import in_threads
@@ -146,6 +146,7 @@ def test_masks_of_dropout_are_not_moved_and_states_carry_the_place():
 
 def test_the_first_use_of_a_kernel_within_a_capture_is_refused():
     x = torch.randn(64, 1024, device="cuda")
+    per_group._kernel.cache_clear()  # of tests before this one in its process
     PerGroup(bits=7).compress(x)  # other bits are other kernels
     graph = torch.cuda.CUDAGraph()
     with pytest.raises(FewbitError, match="warm up first"), torch.cuda.graph(graph):

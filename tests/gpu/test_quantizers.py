@@ -72,7 +72,9 @@ class TestFixedPoint:
     def test_the_kernels_serve_and_not_the_reference(self, monkeypatch):
         names = []
         launch = fixed_point.launch
-        monkeypatch.setattr(fixed_point, "launch", lambda name, *rest: (names.append(name), launch(name, *rest)))
+        monkeypatch.setattr(
+            fixed_point, "launch", lambda name, *rest, **how: (names.append(name), launch(name, *rest, **how))
+        )
         γ, β = torch.ones(5, device="cuda"), torch.zeros(5, device="cuda")
         FixedPoint().compress(torch.randn(4, 5, device="cuda"), scale=γ, shift=β).decompress()
         assert names == ["tabulate", "quantize", "tabulate", "dequantize"]

@@ -191,7 +191,8 @@ def test_the_operator_returns_what_its_fake_says(dtypes):
     hidden, weight, labels = torch.randn(FEATURES, 20).t(), torch.randn(VOCABULARY, FEATURES), torch.arange(20) - 1
     tensors = [hidden, weight, torch.randn(VOCABULARY)] * len(dtypes)
     options = (1.0, False, 1.0, -1, "mean", 0.0, 0.0, 6)
-    args = labels, tensors, [True] * len(tensors), dtypes, [0.5] * len(dtypes), *options
+    names = [str(dtype).removeprefix("torch.") for dtype in dtypes]
+    args = labels, tensors, [True] * len(tensors), names, [0.5] * len(dtypes), *options
     torch.library.opcheck(torch.ops.fewbit.chunked_loss.default, args, test_utils="test_faketensor")
 
 
