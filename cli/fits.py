@@ -6,7 +6,7 @@ import click
 
 from ..tables.json_format import dumps
 from .options import (
-    ByteSize,
+    MemorySize,
     json_option,
     training_options,
 )
@@ -16,7 +16,13 @@ from .target import errors_in_one_line
 
 
 @click.command("fits")
-@click.option("--memory", type=ByteSize(), metavar="SIZE", required=True, help="Of the device, such as 24GiB.")
+@click.option(
+    "--memory",
+    type=MemorySize(),
+    metavar="SIZE",
+    required=True,
+    help="Of the device, such as 24GiB; or 50%, of the exact step's peak.",
+)
 @click.option("--batch", metavar="N", help="Samples in a batch.  [default: 1, or the function's own]")
 @training_options
 @json_option
@@ -24,7 +30,7 @@ from .target import errors_in_one_line
 def command(
     context: click.Context,
     target: str,
-    memory: int,
+    memory: int | str,
     batch: str | None,
     size: int | None,
     dtype: str,

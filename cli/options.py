@@ -8,7 +8,7 @@ import click
 
 from ..tables import DEFAULT_WEIGHT, KINDS, FewbitError
 from ..tables.names import read_number
-from ..tables.sizes import parse_size
+from ..tables.sizes import parse_share, parse_size
 from ..tables.table import check_bits
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])  # a function that becomes a command
@@ -54,6 +54,19 @@ class ByteSize(click.ParamType):
         """Return the bytes; on failure, report the accepted form in one line."""
         try:
             return parse_size(value)
+        except FewbitError as error:
+            self.fail(str(error), param, ctx)
+
+
+class MemorySize(click.ParamType):
+    """A size as `ByteSize` takes it, or a share of the exact step's peak such as ``50%``, which stays a text."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        """Return the bytes, or the share; on failure, report the accepted form in one line."""
+        try:
+            return parse_size(value) if parse_share(value) is None else value
         except FewbitError as error:
             self.fail(str(error), param, ctx)
 

@@ -8,13 +8,15 @@ import click
 
 from ..tables.files import check_writable
 from ..tables.json_format import dumps
+from ..tables.waits import phases_of
 from .options import (
     FILE,
     ByteSize,
+    MemorySize,
     json_option,
     training_options,
 )
-from .progress import clock, phases_of, with_clock
+from .progress import clock, with_clock
 from .subject import sample_count, to_train
 from .target import errors_in_one_line
 
@@ -27,7 +29,12 @@ FRONTIER = 12  # plans of a figure
 
 
 @click.command("plan")
-@click.option("--memory", type=ByteSize(), metavar="SIZE", help="Most memory at the peak of a step, such as 16GiB.")
+@click.option(
+    "--memory",
+    type=MemorySize(),
+    metavar="SIZE",
+    help="Most memory at the peak of a step, such as 16GiB; or 50%, of the exact step's peak.",
+)
 @click.option("--error", type=float, metavar="E", help="Largest relative error of the gradient, such as 0.05.")
 @click.option("--time", type=float, metavar="T", help="Longest step relative to the exact one, such as 1.05.")
 @click.option(
@@ -44,7 +51,7 @@ FRONTIER = 12  # plans of a figure
 @json_option
 def command(
     target: str,
-    memory: int | None,
+    memory: int | str | None,
     error: float | None,
     time: float | None,
     batch: str | None,

@@ -2,13 +2,14 @@
 
 import logging
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import click
+
+from ..tables.waits import ticking
 
 Step = TypeVar("Step")
 
@@ -68,31 +69,25 @@ def with_clock(work: Callable[..., Step], *arguments: Any, label: str | Callable
 
 
 @contextmanager
-def clock(label: str | Callable[[], str]) -> Iterator[None]:
+def clock(label: str | Callable[[], str], soon: float | None = None) -> Iterator[None]:
     """Show the label and the seconds that this block has taken.
 
     A terminal shows them from the second second on, in one line that is cleared at the end; elsewhere they are printed
-    every `EVERY` seconds. A `label` that is a function returns what is done at the moment.
+    every `EVERY` seconds, and first after `soon` of them, if that is given. A `label` that is a function returns what
+    is done at the moment.
     """
     text: Callable[[], str] = (lambda: label) if isinstance(label, str) else label
     is_terminal = sys.stderr.isatty()
     before, after = ("\r", "\033[K") if is_terminal else ("", "\n")  # the code clears the rest of the line
-    over = threading.Event()
+    first, every = (1.0, 1.0) if is_terminal else (EVERY if soon is None else soon, EVERY)
 
-    def tick() -> None:
-        start = time.monotonic()
-        while not over.wait(1.0 if is_terminal else EVERY):
-            seconds = f"{time.monotonic() - start:.0f} s"
-            print(f"{before}{text()}: {seconds}", end=after, file=sys.stderr, flush=True)
+    def tell(seconds: float) -> None:
+        print(f"{before}{text()}: {seconds:.0f} s", end=after, file=sys.stderr, flush=True)
 
-    thread = threading.Thread(target=tick, daemon=True)
-    thread.start()
     try:
-        with _lines_apart() if is_terminal else nullcontext():
+        with _lines_apart() if is_terminal else nullcontext(), ticking(tell, first, every):
             yield
     finally:
-        over.set()
-        thread.join()
         print("\r\033[K" if is_terminal else "", end="", file=sys.stderr, flush=True)
 
 
@@ -108,31 +103,3 @@ def _lines_apart() -> Iterator[None]:
     finally:
         log.removeHandler(handler)
         log.propagate = propagates
-
-
-@contextmanager
-def phases_of(logger: str, first: str) -> Iterator[Callable[[], str]]:
-    """Yield a label for `with_clock`: the last line of level INFO that a logger has had inside, or `first`."""
-    handler = _Last(first)
-    log = logging.getLogger(logger)
-    level, propagates = log.level, log.propagate
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    log.propagate = False
-    try:
-        yield lambda: handler.text
-    finally:
-        log.removeHandler(handler)
-        log.setLevel(level)
-        log.propagate = propagates
-
-
-class _Last(logging.Handler):
-    """Keeps the text of the last record."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.text = text
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.text = record.getMessage()

@@ -89,7 +89,9 @@ class FewbitCallback(Callback):
         loss = None if self.loss is None else _loss_of(self.loss, batch)
         optimizer = trainer.optimizers[0] if trainer.optimizers else "adamw"
         measure = inputs is not None and loss is not None
-        self.kept = self.preparation.start(pl_module, inputs, self._saved, loss, optimizer, measure)
+        self.kept = self.preparation.start(
+            pl_module, inputs, self._saved, loss, optimizer, measure=measure, tells=trainer.is_global_zero
+        )
         if self.kept is not None:
             found = {"fewbit_saved_bytes": float(self.kept.saved), "fewbit_peak_bytes": float(self.kept.peak)}
             for logger in trainer.loggers:

@@ -8,7 +8,8 @@ preparation.finish(model)              after its last step: no hook is left
 """
 
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any
@@ -34,9 +35,11 @@ from ..runtime.saved.hooks import compress_saved_tensors
 from ..tables import FewbitError
 from ..tables.errors import shown
 from ..tables.names import nearest_hint
+from ..tables.waits import phases_of, ticking
 from .kept import Beside, Kept, beside_exact, exact_twin, kept
 
 _OWN = ("saved", "checkpoint")
+EVERY = 10.0  # seconds between two lines: a plan of a small model on one thread was made in 27
 
 
 @dataclass
@@ -144,6 +147,7 @@ class Preparation:
         loss: Callable[[Any], torch.Tensor] | None = None,
         optimizer: Any = "adamw",
         measure: bool = True,
+        tells: bool = False,
     ) -> Kept | None:
         """Begin, or continue from the state `saved` if it has anything; return what a step on the batch keeps.
 
@@ -151,11 +155,14 @@ class Preparation:
             model, batch, loss, optimizer: as for `begin`.
             saved: what `state` returned; empty for a training that begins.
             measure: whether to measure; None is returned otherwise, and where there is no batch.
+            tells: whether to print that a plan is made, and every `EVERY` seconds what is done for it.
         """
         plan = Plan.from_text(saved["plan"]) if "plan" in saved else None
         measured = batch if measure else None
         exact = exact_twin(model) if measured is not None and self.method else None  # before what `begin` puts around
-        self.begin(model, batch, loss, optimizer, plan)
+        is_planned = self.method is None and plan is None and self.fitted is None
+        with self._telling() if tells and is_planned else nullcontext():
+            self.begin(model, batch, loss, optimizer, plan)
         learned = saved or self.state(model)
         found = None
         try:
@@ -172,6 +179,15 @@ class Preparation:
             found = replace(found, beside=beside_exact(model, exact, measured, loss, found.saved))
         self.load(model, learned)  # measuring has taught it something
         return found
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        print(f"fewbit: measuring steps, to {self.text}", flush=True)
+        with (
+            phases_of("fewbit.plan", "planning") as phase,
+            ticking(lambda seconds: print(f"fewbit: {phase()}, {seconds:.0f} s", flush=True), EVERY, EVERY),
+        ):
+            yield
 
     def finish(self, model: nn.Module) -> None:
         """Leave no hook in a model whose training has ended; converted layers stay, and the plan for another one."""

@@ -108,13 +108,17 @@ class FewbitCallback(TrainerCallback):
             loss = partial(_loss_of, self.loss, batch)
             batch = {name: value for name, value in batch.items() if name != "labels"}
         optimizer = getattr(kwargs.get("optimizer"), "optimizer", kwargs.get("optimizer"))  # accelerate wraps it
-        if state.is_world_process_zero and self.preparation.method is None and "plan" not in saved:
-            print(f"fewbit: measuring steps, to {self.preparation.text}", flush=True)  # 10 s of a small model
         was_training = model.training
         model.train()
         try:
             self.kept = self.preparation.start(
-                model, batch, saved, loss, optimizer=optimizer or "adamw", measure=self.measure
+                model,
+                batch,
+                saved,
+                loss,
+                optimizer=optimizer or "adamw",
+                measure=self.measure,
+                tells=state.is_world_process_zero,
             )
         finally:
             model.train(was_training)

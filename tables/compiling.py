@@ -6,7 +6,6 @@ a kernel at the same time, one compiles it and the others wait for its file.
 
 import logging
 import os
-import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +13,8 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
+
+from .waits import ticking
 
 try:
     import fcntl
@@ -24,6 +25,7 @@ Compiled = TypeVar("Compiled")
 
 LINE = "fewbit: compiling for the first time, a minute or two in all; `fewbit doctor --warm` does it ahead"
 EVERY = 30.0  # seconds until a line is logged again: one kernel takes minutes where other work fills the machine
+SOON = 10.0  # seconds after which torch's compiler, which says nothing, is spoken for
 # Without a configuration of `logging` its lines are written to standard error.
 _log = logging.getLogger("fewbit.compiling")
 
@@ -69,6 +71,13 @@ def compiled_once(make: Callable[[], Compiled], lock: Path, name: str, place: Ca
 
 
 @contextmanager
+def announced_if_long(line: str) -> Iterator[None]:
+    """Log a line, with the seconds, where this block takes longer than `SOON` of them, and again every `EVERY`."""
+    with ticking(lambda seconds: _log.warning("%s, %.0f s", line, seconds), SOON, EVERY):
+        yield
+
+
+@contextmanager
 def silent_compilation() -> Iterator[None]:
     """Log nothing about compilation inside."""
     before, _log.disabled = _log.disabled, True
@@ -95,28 +104,19 @@ def _miss() -> None:
 
 @contextmanager
 def _repeating() -> Iterator[Callable[[str], None]]:
-    """Yield a function that logs a line, and again every `EVERY` seconds, with these, until the next or the end."""
-    lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-
-    def repeat() -> None:
-        line, start = lines.get(), time.monotonic()
-        while line is not None:
-            try:
-                line, start = lines.get(timeout=EVERY), time.monotonic()
-            except queue.Empty:
-                _log.warning("%s, %.0f s", line, time.monotonic() - start)
+    """Yield a function that logs a line; the last one is logged again every `EVERY` seconds, with its own seconds."""
+    said: list[tuple[str, float]] = []
 
     def say(line: str) -> None:
         _log.warning(line)
-        lines.put(line)
+        said.append((line, time.monotonic()))
 
-    thread = threading.Thread(target=repeat, daemon=True)
-    thread.start()
-    try:
+    def say_again(_: float) -> None:
+        for line, start in said[-1:]:
+            _log.warning("%s, %.0f s", line, time.monotonic() - start)
+
+    with ticking(say_again, EVERY, EVERY):
         yield say
-    finally:
-        lines.put(None)
-        thread.join()
 
 
 @contextmanager

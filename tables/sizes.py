@@ -33,6 +33,20 @@ def parse_size(value: object) -> int:
     return int(float(found[1]) * _UNITS[found[2]])
 
 
+def parse_share(value: object) -> float | None:
+    """Return the part of a size that a text such as ``50%`` names, above 0 and at most 1; None without a percent sign.
+
+    Raises:
+        FewbitError: there is a percent sign, and no such part.
+    """
+    if not isinstance(value, str) or "%" not in value:
+        return None
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*%", value.strip())
+    if found is None or not 0 < float(found[1]) <= 100:
+        raise FewbitError(f"{shown(value)} is not a share of the exact step's peak, such as 50%")
+    return float(found[1]) / 100
+
+
 def size_like(size: int, unit_of: int, exactly: bool = False) -> str:
     """Return bytes as a person writes them who wrote `unit_of`: in GB beside 24 GB, in GiB beside 16 GiB.
 

@@ -33,6 +33,7 @@ ELSEWHERE = {
     ): "make kernels: compiled for three GPUs, which needs cuobjdump and no GPU",
     ("docs/guide.md", "LoRA"): _ONCE + "bitsandbytes on the CPU",
     ("docs/index.md", "Install"): _TEXT + "versions",
+    ("docs/inside/tests.md", "The slowest"): _TEXT + "sizes of tests",
     ("docs/inside.md", "One tensor, from the forward pass to its gradient"): _TEXT + "bits, by definition",
     ("docs/methods/actnn.md", "ActNN, L1 to L5"): _ONCE + "models of make zoo, whose rows have other bits",
     ("docs/methods/gated-mlps.md", "Gated MLPs"): _TEXT + "bits, and bytes by formula",

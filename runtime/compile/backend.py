@@ -9,9 +9,11 @@ import torch
 from torch import fx
 
 from ...tables import FewbitError
+from ...tables.compiling import announced_if_long
 from .options import CompileOptions, torch_budget
 from .releases import LEAST_TORCH, is_untested, warn_of_untested
 
+_LINE = "fewbit: torch's compiler builds a graph of the step, which takes tens of seconds the first time"
 _PARTITIONER = "custom_partitioner_fn"  # of Inductor's configuration
 
 # Inductor hands a freed buffer on to a later one of its size, and holds it in between where its estimate of the peak
@@ -103,7 +105,7 @@ def compile_graph(
     model, finish = in_chunks(model)
     # With bits the partitioner computes again by the budget; without, torch's own does.
     budget = torch_budget(options.recompute) if options.bits is None else nullcontext()
-    with compiling(model, inputs, options, asked), budget:
+    with compiling(model, inputs, options, asked), budget, announced_if_long(_LINE):
         compiled: Any = compile_fx(model, list(inputs), config_patches=dict(patches), **how)
     return compiled if finish is None else lambda *given: finish(given, compiled(*given))
 

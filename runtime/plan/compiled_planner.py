@@ -38,7 +38,8 @@ class CompiledPlanner(Planner):
     def plan(self) -> Plan:
         """Return a plan for the step, which is measured."""
         known = self.measured_compiled()
-        return self.best_compiled(known, self.others(known))
+        planner = replace(self, limits=self.limits_beside(known.by_torch or known))
+        return planner.best_compiled(known, planner.others(known))
 
     def others(self, known: CompiledKnown) -> Iterator[Iterable[CompiledKnown]]:
         """Yield what else may be planned: the step by ways that change it as a whole, then with codes in host memory,

@@ -57,6 +57,7 @@ class Planner:
         static: memory of parameters and optimizer, of a process without others.
         parallel: kind of parallelism.
         speeds: in place of those that are measured or estimated.
+        share: of the exact step's peak, in place of a memory in bytes, which is known once the step is traced.
     """
 
     compiled: ClassVar[bool] = False
@@ -69,10 +70,18 @@ class Planner:
     frontier: int = 0
     parallel: Parallel = field(default_factory=Parallel)
     speeds: Speeds | None = None
+    share: float | None = None
 
     def plan(self) -> Plan:
         """Return the plan for the step's batch."""
-        return self.best_eager(self.measured_eagerly())
+        known = self.measured_eagerly()
+        return replace(self, limits=self.limits_beside(known)).best_eager(known)
+
+    def limits_beside(self, exact: Known | CompiledKnown) -> Limits:
+        """Return the limits, with the memory that is a share of the peak of a step that saves all exactly."""
+        if self.share is None:
+            return self.limits
+        return replace(self.limits, memory=int(self.share * exact_peak(self.problem(exact))))
 
     def best_eager(self, plain: Known) -> Plan:
         """Return the best plan for a step as it is, or by ways that change it as a whole.

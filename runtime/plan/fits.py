@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 
 from ...tables import FewbitError
 from ...tables.columns import WIDTH, wrapped_sizes
-from ...tables.sizes import parse_size, size_like
+from ...tables.sizes import parse_share, parse_size, size_like
 from ..convert.measure import read_inputs
 from ..memory.peak import no_collection
 from .document import PeakMemory
@@ -87,7 +87,7 @@ def fits(
     Args:
         model: in the mode in which it trains, on any device; on the meta device it takes no memory itself.
         *inputs: a batch: arguments of the model, or one mapping of its keywords, with any values.
-        memory: most bytes at the peak of a step, as "24GiB".
+        memory: most bytes at the peak of a step, as "24GiB"; or a share of what the exact step takes, as "50%".
         loss, optimizer, recompute, parallel: as for `fewbit.plan`.
 
     Returns:
@@ -101,7 +101,8 @@ def fits(
         if not fewbit.fits(model, {"input_ids": ids, "labels": ids}, memory="24GiB"):
             model.requires_grad_(False)
     """
-    given = parse_size(memory)
+    share = parse_share(memory)
+    given = 0 if share is not None else parse_size(memory)
     check_whole(model)
     args, keywords = read_inputs(inputs[0]) if len(inputs) == 1 else (inputs, {})
     static, kind = static_bytes(model, optimizer), parallel_of(parallel, model)
@@ -112,6 +113,8 @@ def fits(
         # Nothing asks for times, and a roofline takes a forward pass to count, a quarter of all that is done.
         planner = Planner(step, Limits(time=_ANY_TIME), Price(), static, None, recompute, 0, kind, Speeds())
         plan = planner.least()
+    if share is not None:
+        given = int(share * plan.exact_peak)
     return Fits(given, plan.peak, plan.exact_peak, plan.error, planner.remedies(plan.peak))
 
 

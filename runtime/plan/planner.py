@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ...tables import FewbitError
 from ...tables.errors import check_integer, shown
-from ...tables.sizes import parse_size
+from ...tables.sizes import parse_share, parse_size
 from ..compile.host import check_torch
 from ..convert.measure import read_inputs
 from ..memory.peak import no_collection
@@ -74,7 +74,8 @@ def plan(
         *inputs: a batch: arguments of the model, or one mapping of its keywords.
         loss: function of the model's output that returns one number; by default the output named `loss`, or the output
             itself.
-        memory: most bytes at the peak of a step, with parameters, gradients and the optimizer's state: "16GiB".
+        memory: most bytes at the peak of a step, with parameters, gradients and the optimizer's state: "16GiB"; or a
+            share of what the exact step takes of them, "50%", of a compiled one that `torch.compile` alone takes.
         error: largest relative error of the gradient, such as 0.05.
         time: longest step relative to the exact one, such as 1.05. Without `memory`, the least memory is sought.
         optimizer: its name (`OPTIMIZERS`), with "-fused" if its step takes no memory of its own; or the optimizer.
@@ -99,13 +100,15 @@ def plan(
     Example:
         plan = fewbit.plan(model, {"input_ids": ids, "labels": ids}, memory="16GiB")
     """
-    limits = Limits(None if memory is None else parse_size(memory), _positive("error", error), _time(time))
-    if limits == Limits():
+    share = parse_share(memory)
+    in_bytes = None if memory is None or share is not None else parse_size(memory)
+    limits = Limits(in_bytes, _positive("error", error), _time(time))
+    if limits == Limits() and share is None:
         raise FewbitError("give memory=, such as '16GiB', or error= or time=")
     if batch not in (None, "max"):
         raise FewbitError(f"batch is None or 'max', not {shown(batch)}")
     if batch == "max" and limits.memory is None:
-        raise FewbitError("batch='max' needs memory=")
+        raise FewbitError("batch='max' needs memory= in bytes, such as '16GiB'")
     if compiled and parallel not in (None, "ddp"):
         raise FewbitError("a sharded or pipelined step is planned as it runs eagerly: leave out compiled=True")
     if compiled and gpu is not None:
@@ -127,7 +130,7 @@ def plan(
         if waiting is not None:
             check_torch()
         kind = partial(CompiledPlanner, host_memory=waiting) if compiled else Planner
-        planner = kind(*of_call, parallel_of(parallel, model))
+        planner = kind(*of_call, parallel_of(parallel, model), share=share)
         return _agreed(plan_largest(planner) if batch == "max" else planner.plan())
 
 

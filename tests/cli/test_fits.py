@@ -24,16 +24,22 @@ def test_the_exit_status_is_the_answer(run, target):
     yes = run("fits", target, "--memory", "1GiB")
     assert yes.status == 0
     assert yes.out.startswith("yes, exactly: the least is ")
+    assert run("fits", target, "--memory", "100%").out.startswith("yes, exactly: the least is ")
     no = run("fits", target, "--memory", "100kB", "--batch", "2", "--meta", "--json")
     assert (no.status, no.err) == (1, "")
     found = json.loads(no.out)
-    assert found["fits"] is False
+    assert found["fits"] is False and run("fits", target, "--memory", "1%").status == 1
     assert found["least"]["parameters"] == 3 * (64 * 64 + 64) * 4
     assert sum(size for key, size in found["least"].items() if key != "moment") > 100_000
 
 
 @pytest.mark.parametrize(
-    ("options", "said"), [((), "--memory"), (("--memory", "1GiB", "--batch", "max"), "--batch is a number of samples")]
+    ("options", "said"),
+    [
+        ((), "--memory"),
+        (("--memory", "1GiB", "--batch", "max"), "--batch is a number of samples"),
+        (("--memory", "150%x"), "'150%x' is not a share of the exact step's peak, such as 50%"),
+    ],
 )
 def test_wrong_use(run, target, options, said):
     outcome = run("fits", target, *options)

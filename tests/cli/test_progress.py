@@ -58,14 +58,12 @@ def test_a_pipe_shows_a_line_where_work_takes_long(monkeypatch, capsys):
     assert told[:2] == [["solving", "1 of 2"], ["solving", "2 of 2"]] and told[2][0] == "part 0"
 
 
-def test_a_label_follows_what_a_logger_says_and_leaves_it_as_it_was(monkeypatch):
-    log = logging.getLogger("fewbit.test")
-    before = log.level, log.propagate, [*log.handlers]
-    with progress.phases_of("fewbit.test", "planning") as phase:
-        assert phase() == "planning"
-        log.info("plan %d of %d", 3, 12)
-        assert phase() == "plan 3 of 12"
-    assert (log.level, log.propagate, log.handlers) == before
+def test_a_pipe_has_the_first_line_of_a_clock_soon_where_that_is_asked_for(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", pipe := io.StringIO())
+    with progress.clock("loading torch", soon=0.01):
+        while not pipe.getvalue():
+            time.sleep(0.01)
+    assert pipe.getvalue() == "loading torch: 0 s\n"
 
 
 def test_counted_steps_are_a_bar_or_lines(monkeypatch):

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 pytest.importorskip("accelerate")
 transformers = pytest.importorskip("transformers")
+from fewbit.integrations import preparation  # noqa: E402
 from fewbit.integrations.kept import kept  # noqa: E402
 from fewbit.integrations.transformers import FewbitCallback  # noqa: E402
 
@@ -123,6 +124,15 @@ def test_the_line_has_the_exact_bytes_the_error_and_the_time(name: str, tmp_path
         assert f"(exact {size_text(beside.peak)})" in lines.pop()
     line = lines[-1]
     assert line.endswith(f" ({source})") and f"error {beside.error:.2g}" in line and len(line) <= 100
+
+
+def test_a_plan_in_the_making_says_what_it_is_at(capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(preparation, "EVERY", 0.01)
+    plans = preparation.Preparation(limits={"memory": "80%"})
+    plans.start(llama(), collate(DATA[:4]), {}, measure=False, tells=True)
+    begins, *phases = capsys.readouterr().out.splitlines()
+    assert begins == "fewbit: measuring steps, to plan for memory 80%"
+    assert any(line.startswith("fewbit: measuring what rounding does to the gradient, ") for line in phases)
 
 
 class WithoutLoss(torch.nn.Module):

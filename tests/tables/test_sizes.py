@@ -1,7 +1,8 @@
 """Sizes as people write them."""
 
 import pytest
-from fewbit.tables.sizes import parse_size, size_like
+from fewbit.tables.errors import FewbitError
+from fewbit.tables.sizes import parse_share, parse_size, size_like
 
 
 @pytest.mark.parametrize(
@@ -14,3 +15,11 @@ from fewbit.tables.sizes import parse_size, size_like
 def test_a_size_is_in_the_units_of_another_and_suffices(size, unit_of, text):
     assert size_like(size, parse_size(unit_of)) == text
     assert not size or parse_size(text.replace(" bytes", "")) >= size
+
+
+def test_a_share_has_a_percent_sign_and_is_a_part():
+    assert [parse_share(value) for value in ("50%", " 12.5 %", "100%")] == [0.5, 0.125, 1]
+    assert [parse_share(value) for value in ("16GiB", 0.5, None)] == [None, None, None]
+    for wrong in ("150%x", "150%", "0%", "%", "-5%", "half%", "5%%", "٣%"):
+        with pytest.raises(FewbitError, match="is not a share of the exact step's peak, such as 50%"):
+            parse_share(wrong)

@@ -30,6 +30,13 @@ def test_the_exact_peak_is_drawn_where_the_planned_step_is_another():
     assert (in_chunks["this step, saved exactly"], in_chunks["peak of the exact step"]) == (16, 20)
 
 
+def test_the_curve_of_plans_has_the_least_error_within_each_memory():
+    plans = [Way("plan", memory * MIB, error) for memory, error in ((90, 0.1), (60, 0.3), (120, 0.2), (150, 0.05))]
+    curve = plot_plan(STEP, plans, WAYS[0], "").axes[1].lines[0]
+    assert [*curve.get_xdata()] == [60, 90, 120, 150]
+    assert [*curve.get_ydata()] == [0.3, 0.1, 0.1, 0.05]
+
+
 def test_names_are_beside_the_axes_and_apart():
     figure = plot_plan(STEP, WAYS, WAYS[0], "a plan")
     figure.draw_without_rendering()

@@ -7,6 +7,7 @@ import copy
 import os
 import subprocess
 import sys
+import time
 
 import fewbit
 import pytest
@@ -28,6 +29,7 @@ from fewbit.runtime.compile.cut import rounded
 from fewbit.runtime.compile.options import CompileOptions
 from fewbit.runtime.compile.partitioner import FewbitPartitioner
 from fewbit.runtime.compile.roles import Role
+from fewbit.tables import compiling
 from torch import fx, nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch.nn import functional as F
@@ -455,6 +457,21 @@ class TestOptions:
         monkeypatch.setattr(compiler, lambda graph, inputs, config_patches: found.append(config_patches) or graph)
         torch.compile(nn.Linear(4, 4), backend="fewbit", options={"bits": 4, **given})(torch.ones(4, 4))
         assert [patches["allow_buffer_reuse"] for patches in found] == [reuses] and not any("-" in n for n in found[0])
+
+    def test_torchs_compiler_is_spoken_for_where_it_takes_long(self, monkeypatch, caplog):
+        def said():
+            return [record.getMessage() for record in caplog.records if record.name == "fewbit.compiling"]
+
+        def compile_fx(graph, inputs, **_):
+            over = time.monotonic() + 60
+            while not said() and time.monotonic() < over:
+                time.sleep(0.01)
+            return graph.forward
+
+        monkeypatch.setattr(compiling, "SOON", 0.0)
+        monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", compile_fx)
+        torch.compile(nn.Linear(4, 4), backend="fewbit")(torch.ones(2, 4))
+        assert said()[0].startswith("fewbit: torch's compiler builds a graph of the step")
 
     def test_the_partitioner_is_not_an_option(self):
         with pytest.raises(BackendCompilerFailed, match="'custom_partitioner_fn' is no option of the backend fewbit"):

@@ -100,6 +100,15 @@ class TestACompiledPlan:
         least, plan = planned[3:5]
         assert least.peak.total < plan.peak.total and least.error > plan.error
 
+    @pytest.mark.deep
+    def test_of_a_share_is_within_that_part_of_what_torch_alone_takes(self, known, monkeypatch):
+        step, known = known
+        monkeypatch.setattr(CompiledPlanner, "measured_compiled", lambda self: known)
+        plan = CompiledPlanner(
+            step, Limits(), Price(), static_bytes(step.model, "adamw"), None, False, share=0.9
+        ).plan()
+        assert plan.limits["memory"] == int(0.9 * plan.exact_peak) >= plan.peak.total
+
     def test_is_drawn_beside_others_of_the_compiled_step(self, known, monkeypatch):
         step, known = known
         monkeypatch.setattr(eager_planner, "BUDGETS", ())

@@ -43,6 +43,12 @@ def test_the_least_is_that_of_the_least_plan():
     assert found.least.total < found.exact
 
 
+def test_a_share_is_of_the_exact_step():
+    found = fewbit.fits(Net(), batch(), memory="40%")
+    assert found.memory == int(0.4 * found.exact)
+    assert bool(found) == (found.least.total <= found.memory)
+
+
 def test_the_least_is_what_a_plan_is_refused_by():
     """Blocks in tiles of tokens would take more here than the loss in chunks alone, though less than neither."""
     transformers = pytest.importorskip("transformers")

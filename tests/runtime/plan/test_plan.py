@@ -120,6 +120,10 @@ class TestTheError:
         plan = fewbit.plan(Net(), batch(), error=1e-9, memory=memory)
         assert plan.error == 0
 
+    def test_of_a_share_is_within_that_part_of_the_exact_peak(self):
+        plan = fewbit.plan(Net(), batch(), memory="80%")
+        assert plan.limits["memory"] == int(0.8 * plan.exact_peak) >= plan.peak.total
+
     @pytest.mark.deep
     def test_of_a_limit_is_kept_with_the_least_memory(self):
         model, inputs = Net(), batch()
@@ -422,6 +426,8 @@ class TestErrorsOfTheUser:
             ({}, "give memory="),
             ({"memory": "much"}, "is not a size"),
             ({"memory": 0}, "is not a size"),
+            ({"memory": "150%x"}, "is not a share"),
+            ({"memory": "50%", "batch": "max"}, "needs memory= in bytes"),
             ({"error": -1}, "error is a number above 0"),
             ({"time": 0.9}, "time is a number of at least 1"),
             ({"memory": "1KB"}, "the least is"),
