@@ -13,6 +13,10 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.torch_version import TorchVersion
+
+# Whether `backward` takes where a tensor comes from in place of it, as the oldest release tried with it does.
+_TAKES_EDGES = TorchVersion(torch.__version__) >= "2.9"
 
 
 class as_on_gpu(TorchFunctionMode):
@@ -33,7 +37,7 @@ class as_on_gpu(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Call `func`, or its replacement with the saved tensors of a GPU."""
-        if func is Tensor.backward and not any((kwargs or {}).values()):
+        if func is Tensor.backward and _TAKES_EDGES and not any((kwargs or {}).values()):
             # A mode is off within its own calls, and in this one torch's checkpoints compute attention again. The
             # function does not ask for modes where it is given no tensor, but where one comes from.
             with self:
