@@ -60,6 +60,10 @@ def rewrite(forward: fx.Graph, backward: fx.Graph, outputs: int, options: Compil
     read = {node.name: node for node in backward.find_nodes(op="placeholder")}
     choices = {node: _choice(node, visible, read.get(node.name)) for node in tensors}
     few = {node: choice for node, choice in choices.items() if choice is not None and choice.bits is not None}
+    if few and config.cpp_wrapper:  # it takes a list of one tensor for a tensor, and writes tables without escapes
+        raise FewbitError(
+            "torch's C++ wrapper cannot call fewbit's operators: set torch._inductor.config.cpp_wrapper to False"
+        )
     arguments = arguments_of(forward)
     encoded = [_Encoded(n, arguments[n], table_text(c.table)) for n, c in few.items() if c.table is not None]
     rounded = {node: choice for node, choice in few.items() if choice.table is None}

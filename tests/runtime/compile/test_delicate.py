@@ -280,6 +280,12 @@ def test_random_numbers_of_torch_s_own_are_refused_in_one_line():
         few_bits(model, bits=4, smallest=0, rounding="nearest")(x).backward()
 
 
+def test_torch_s_wrapper_in_c_is_refused_in_one_line():
+    """It ended the process: what returns a list of one tensor was taken for what returns a tensor."""
+    with torch._inductor.config.patch(cpp_wrapper=True), pytest.raises(Exception, match="cpp_wrapper to False"):
+        few_bits(Model(lambda a, b: (a.sin() * b).sum()), smallest=0)(torch.randn(512, 32))
+
+
 @pytest.mark.deep
 @pytest.mark.skipif(not hasattr(torch.compiler, "nested_compile_region"), reason="torch 2.9 has no regions")
 def test_regions_compiled_apart_stay_exact():
