@@ -43,7 +43,7 @@ def _compiled_in_short(llama: File, gpt2: File) -> Iterator[str]:
     )
     yield f"keep {kept} of the bytes that `torch.compile` alone keeps, in {times} of its time"
     yield f"gradients err by {errors} of their norm"
-    yield f"compiles for some tens of seconds, {compiling} of `torch.compile`'s"
+    yield f"compiles for some tens of seconds, {compiling} times as long as `torch.compile`'s"
 
 
 def _planned(file: File) -> Iterator[str]:
