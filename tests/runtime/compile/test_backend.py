@@ -4,6 +4,7 @@ Most tests run the divided graphs op by op; those of the class TestInductor comp
 """
 
 import copy
+import inspect
 import os
 import subprocess
 import sys
@@ -32,6 +33,7 @@ from fewbit.runtime.compile.roles import Role
 from fewbit.tables import compiling
 from torch import fx, nn
 from torch._dynamo.exc import BackendCompilerFailed
+from torch._functorch import partitioners
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -172,6 +174,7 @@ class TestKept:
         y = few(torch.randn(64, 128))
         assert any(x.data_ptr() == y.data_ptr() for x in kept_tensors(y))
 
+    @pytest.mark.skipif("no_vc_check" not in inspect.getsource(partitioners), reason="torch checks all that it saves")
     def test_what_a_context_has_of_a_function_is_read_though_it_was_written_since(self):
         """Torch knows such tensors by their place behind all others: codes among the last took that of a weight."""
 
