@@ -79,12 +79,12 @@ class Bits:
 
     @classmethod
     def of(cls, x: Tensor) -> "Bits | None":
-        """Return the bits of `x`, or None if it has more than one number besides 0, or one that is not finite."""
+        """Return the bits of `x`, or None if it has more than one number besides 0."""
         if is_abstract(x):
             return None
         x = as_dense(x)
         value, other = x.amax(), flat(x) != 0
-        if not torch.equal((flat(x) == value) & value.isfinite(), other) and bool(other.any()):  # 0 · ∞ is no 0
+        if not torch.equal(flat(x) == value, other) and bool(other.any()):
             return None
         return cls(TensorSpec.of(x), pack_mask(other), value)
 
