@@ -35,6 +35,7 @@ from .host import offload
 from .levelling import unite
 from .nodes import base_of, packet, tensor_of
 from .options import CompileOptions, torch_budget
+from .own_memory import save_in_own_memory
 from .releases import is_untested, warn_of_untested
 from .report import GraphReport, record
 from .rewrite import rewrite
@@ -109,6 +110,7 @@ class FewbitPartitioner(_CustomPartitioner):
                 forward, backward = self.divide(gm, joint_inputs, kwargs, roles)
             nbytes = saved_bytes(forward.graph, results)
             if budget is None or nbytes <= budget:
+                save_in_own_memory(forward.graph, results, weights)
                 return self.finish(forward, backward, results, exact)
         raise FewbitError(f"1 bit for each value takes {nbytes:,} bytes, the budget is {budget:,}")
 

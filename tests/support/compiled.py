@@ -3,6 +3,7 @@
 from functools import partial
 
 import torch
+import torch._inductor.lowering  # which decompositions of pooling expect to be there
 from fewbit.runtime.compile.nodes import packet
 from fewbit.runtime.compile.options import CompileOptions
 from fewbit.runtime.compile.partitioner import FewbitPartitioner

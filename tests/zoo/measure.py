@@ -292,13 +292,17 @@ def leaf(value: Tensor) -> Tensor:
 
 
 class Held(nn.Module):
-    """A model beside its inputs, as buffers: what the caller holds, which `profile_call` does not count."""
+    """What the caller holds, which `profile_call` does not count: parameters, buffers and inputs, all as buffers.
+
+    The model is no part of it: `profile_call` hooks into each module, so that a compiled one would be compiled again,
+    with inputs that Dynamo took for buffers, since the hooks have this module at hand.
+    """
 
     def __init__(self, case: Case) -> None:
         super().__init__()
-        self.model = case.model
-        for name, value in case.inputs.items():
-            self.register_buffer(f"input_{name}", value)
+        model = case.model
+        for number, value in enumerate((*model.parameters(), *model.buffers(), *case.inputs.values())):
+            self.register_buffer(f"held_{number}", value.detach() if isinstance(value, nn.Parameter) else value)
 
 
 def kept(case: Case, around: Callable[[], Any] = nullcontext) -> int:

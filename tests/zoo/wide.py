@@ -221,7 +221,8 @@ def of_type(kind: str, dropout: float) -> nn.Module:
     built = config(**small(config, SPECIAL.get(kind, {})))
     for part in parts(built):
         for name in vars(part):
-            is_dropout = "dropout" in name or name.endswith("drop") or "pdrop" in name or name == "drop_rate"
+            is_dropout = name.endswith(("drop", "drop_rate", "drop_path_rate", "jitter_noise")) or "dropout" in name
+            is_dropout = is_dropout or "pdrop" in name
             if is_dropout and type(getattr(part, name)) in (int, float):
                 setattr(part, name, dropout)
     return getattr(transformers, class_of(kind)[0])(built)

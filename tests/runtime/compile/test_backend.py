@@ -505,7 +505,6 @@ print(float(loss), float(near.norm()), report.nbytes, counters["aot_autograd"]["
 """
 
 
-@pytest.mark.deep
 class Images(nn.Module):
     """Three convolutions, and behind the first two a normalization and an activation."""
 
@@ -532,6 +531,10 @@ class TestInductor:
             x, w = torch.randn(samples, 8, 18, 18), torch.randn(samples, 8, 16, 16)
             true, near = (gradients(Weighted(own, w), x)[1] for own in (model, few))
             assert (near - true).norm() < 0.1 * true.norm()
+            if samples == 4:
+                kept = kept_bytes(Weighted(few, w)(x), [*model.parameters(), x, w])
+                # Inductor's copy of the picture is kept, and none of the weights.
+                assert kept == pytest.approx(fewbit.compile_report(few).nbytes + x.nbytes, rel=0.02)
 
     @pytest.mark.deep
     def test_found_by_its_name_and_again_in_the_cache_by_a_second_process(self, tmp_path):
