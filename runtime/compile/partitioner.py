@@ -39,7 +39,7 @@ from .own_memory import save_in_own_memory
 from .releases import is_untested, warn_of_untested
 from .report import GraphReport, record
 from .rewrite import rewrite
-from .roles import ROUNDED, Role, classify
+from .roles import ROUNDED, Role, classify, weights_among
 
 # Not there before torch 2.9, where the backend refuses before there is a partitioner (`backend.is_supported`).
 _CustomPartitioner: Any = getattr(custom_graph_pass, "CustomPartitionerFn", object)
@@ -96,7 +96,8 @@ class FewbitPartitioner(_CustomPartitioner):
         as_it_is = fx_graph_cse(gm.graph)
         defer(gm.graph, self.rounds)
         placeholders = gm.graph.find_nodes(op="placeholder")
-        weights = [placeholders[i].name for i in kwargs["static_lifetime_input_indices"]]
+        held = [placeholders[i] for i in kwargs["static_lifetime_input_indices"]]
+        weights = {node.name for node in weights_among(gm.graph, held, results)}
         roles = self.roles(gm.graph, weights, mutated)
         pin(gm.graph, roles)
         nbytes = 0

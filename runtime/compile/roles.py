@@ -24,6 +24,7 @@ import operator
 import re
 from collections.abc import Collection
 from enum import Enum
+from typing import Any
 
 import torch
 from torch import fx
@@ -150,6 +151,30 @@ def levelled(graph: fx.Graph) -> set[fx.Node]:
     return {node for node in graph.nodes if is_levelled(node, statistics)}
 
 
+def weights_among(graph: fx.Graph, held: Collection[fx.Node], outputs: int) -> set[fx.Node]:
+    """Return those of a joint graph's `held` inputs, parameters and buffers, that are no data.
+
+    Where no product reads anything else, the data are in buffers, as the coordinates of a field that a network learns:
+    then only what gets a gradient is a weight.
+
+    Args:
+        graph: as AOTAutograd traces it; after its `outputs` results it returns a gradient, or None, for each input.
+        held: placeholders whose memory lives on anyway.
+        outputs: number of results.
+    """
+    fed = _data(graph, held) - of_gradients(graph)
+    if any(packet(node) in PRODUCTS for node in fed):
+        return set(held)
+    results: Any = graph.output_node().args[0]
+    inputs = zip(graph.find_nodes(op="placeholder"), results[outputs:], strict=False)
+    return {node for node, gradient in inputs if node in held and gradient is not None}
+
+
+def _data(graph: fx.Graph, parameters: Collection[fx.Node]) -> set[fx.Node]:
+    """Return what depends on data; integers are data wherever they live: tokens may be a buffer."""
+    return descendants(graph, lambda n: n.op == "placeholder" and (n not in parameters or not is_floating_input(n)))
+
+
 def classify(graph: fx.Graph, parameters: Collection[fx.Node] = ()) -> dict[fx.Node, Role]:
     """Return the role of each node of a joint graph whose value is a tensor and does not depend on a gradient.
 
@@ -158,8 +183,7 @@ def classify(graph: fx.Graph, parameters: Collection[fx.Node] = ()) -> dict[fx.N
             gradients of the outputs.
         parameters: placeholders whose memory lives on anyway. What is computed from them alone is computed again.
     """
-    # Integers are data wherever they live: tokens may be a buffer.
-    data = descendants(graph, lambda n: n.op == "placeholder" and (n not in parameters or not is_floating_input(n)))
+    data = _data(graph, parameters)
     of_gradient, arguments = of_gradients(graph), arguments_of(graph)
     floating = descendants(graph, is_floating_input)
     statistics, masked = _statistics(graph), _masked(graph, floating)

@@ -165,6 +165,11 @@ def _listing(function: type[CompressedFunction]) -> dict[str, Any]:
 def apply(function: type[CompressedFunction], *arguments: Any) -> Any:
     """Return ``function.apply(*arguments)``; a compiled graph ends there if this torch does not trace it."""
     if not is_compiling():
+        if torch._C._are_functorch_transforms_active():
+            raise FewbitError(
+                "compressed layers work under no transform of torch.func (grad, vmap, jvp): fewbit.revert(model), "
+                "or convert activations alone, with bits= and no level"
+            )
         return function.eager.apply(*arguments)
     if not TRACES_FUNCTIONS or any(isinstance(a, Saver) and not a.is_traced for a in arguments):
         return _apart(function, *arguments)

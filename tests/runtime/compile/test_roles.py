@@ -4,7 +4,7 @@ import operator
 
 import pytest
 import torch
-from compiled import roles_in
+from compiled import few_bits, roles_in
 from fewbit.runtime.compile.roles import Role
 from torch import nn
 from torch.nn import functional as F
@@ -70,3 +70,24 @@ class TestClassify:
 
         found = roles_in(chosen, torch.randn(4, 8, requires_grad=True))
         assert Role.BOOLEAN in found[aten.gt]
+
+
+class Field(nn.Module):
+    """A field that a network learns at coordinates that it holds, or is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("coordinates", torch.randn(256, 8))
+        self.layers = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
+
+    def forward(self, target, coordinates=None):
+        found = self.layers(self.coordinates if coordinates is None else coordinates)
+        return F.mse_loss(found, target)
+
+
+def test_data_in_a_buffer_are_data_where_no_product_reads_an_input():
+    """They counted as weights, so that all that came of them was saved exactly."""
+    model, target, reports = Field(), torch.randn(256, 1), []
+    for coordinates in ((), (model.coordinates.clone(),)):
+        few_bits(model, reports=reports)(target, *coordinates).backward()
+    assert reports[0].nbytes == reports[1].nbytes < 0.3 * reports[0].exact_graph_bytes

@@ -110,6 +110,13 @@ def test_second_derivatives_are_refused(case):
         torch.autograd.grad(y.sum(), x, create_graph=True)
 
 
+def test_transforms_of_torch_func_are_refused_by_name():
+    """Torch's own words are of how to write an autograd.Function."""
+    x, linear = torch.randn(4, 64), layers.Linear(64, 64)
+    with pytest.raises(fewbit.FewbitError, match=r"no transform of torch\.func"):
+        torch.func.grad(lambda x: linear(x).sum())(x)
+
+
 @each
 def test_copies_and_pickles_work(case):
     ours = case.compressed(bits=3)
