@@ -60,9 +60,14 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
     return apply(PackedDropout, input, p, inplace)
 
 
-def dropout_and_bits(input: Tensor, p: float) -> tuple[Tensor, Tensor, Callable[[Tensor, Tensor], Tensor]]:
-    """Return `dropout(input, p)`, its packed bits, and a function (x, bits) -> x · noise that repeats it."""
-    y, packed = ListedDropout.eager.apply(input, p)
+def dropout_and_bits(
+    input: Tensor, p: float, inplace: bool = False
+) -> tuple[Tensor, Tensor, Callable[[Tensor, Tensor], Tensor]]:
+    """Return `dropout(input, p)`, its packed bits, and a function (x, bits) -> x · noise that repeats it.
+
+    With `inplace` the elements that torch drops in place, though `input` stays.
+    """
+    y, packed = ListedDropout.eager.apply(input, p, inplace)
     stride = y.stride()  # and not y itself, which the function would keep
     return y, packed, lambda x, bits: ops.multiply(x, bits, noise_table(p), stride)
 
@@ -85,7 +90,7 @@ class PackedDropout(CompressedFunction):
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float, inplace: bool) -> Tensor:
         """Return torch's output; save a bit for each element."""
-        y, noise = _dropped(x, p, inplace)
+        y, noise = _dropped(x, p, inplace, overwrites=inplace)
         if inplace:
             ctx.mark_dirty(x)
         ctx.key, ctx.stride = noise_table(p), noise.stride()
@@ -104,9 +109,9 @@ class ListedDropout(CompressedFunction):
     """x -> x · noise and the packed noise."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, p: float) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, x: Tensor, p: float, inplace: bool) -> tuple[Tensor, Tensor]:
         """Return torch's output and a bit for each element, which is saved."""
-        y, noise = _dropped(x, p, False)
+        y, noise = _dropped(x, p, inplace)
         ctx.key, ctx.stride = noise_table(p), noise.stride()
         packed = ops.encode(noise, ctx.key)
         ctx.mark_non_differentiable(packed)
@@ -116,13 +121,13 @@ class ListedDropout(CompressedFunction):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradient times the noise."""
-        return PackedDropout.backward(ctx, grads[0])[:2]
+        return PackedDropout.backward(ctx, grads[0])
 
 
-def _dropped(x: Tensor, p: float, inplace: bool) -> tuple[Tensor, Tensor]:
-    """Return torch's output, in the memory of `x` if `inplace`, and a tensor that is 0 where it drops."""
-    if x.device.type == "cpu":
-        noise = F.dropout(torch.ones_like(x), p)  # the noise that torch multiplies by, from the same draws
-        return (x.mul_(noise) if inplace else x * noise), noise
+def _dropped(x: Tensor, p: float, inplace: bool, overwrites: bool = False) -> tuple[Tensor, Tensor]:
+    """Return the output of torch's dropout, or of its form `inplace`, and a tensor that is 0 where it drops."""
+    if x.device.type == "cpu" or inplace:  # in place a GPU draws as the CPU does, other numbers than `native_dropout`
+        noise = F.dropout(torch.ones_like(x), p, inplace=inplace)  # what torch multiplies by, from the same draws
+        return (x.mul_(noise) if overwrites else x * noise), noise
     y, mask = torch.native_dropout(x, p, True)
-    return (x.copy_(y) if inplace else y), mask.to(x.dtype)
+    return y, mask.to(x.dtype)

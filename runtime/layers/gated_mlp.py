@@ -309,11 +309,11 @@ def _call_dropout(module: Any, h: Tensor) -> tuple[Tensor, Tensor | None, Any]:
     The bits are None if a hook changes the input or output.
     """
     if not _has_hooks(module):
-        return dropout_and_bits(h, module.p)
+        return dropout_and_bits(h, module.p, module.inplace)
     runs: list[tuple[Tensor, Tensor, Tensor, Any]] = []
 
     def forward(x: Tensor) -> Tensor:
-        runs.append((x, *dropout_and_bits(x, module.p)))
+        runs.append((x, *dropout_and_bits(x, module.p, module.inplace)))
         return runs[-1][1]
 
     with _ONE_AT_A_TIME:  # threads may train one model

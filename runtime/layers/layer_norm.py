@@ -189,6 +189,7 @@ class _OfLastDimensions:
     ) -> Gradients:
         one_copy = [wanted[0] and len(normed) < 2, *wanted[1:]]
         x = restored(normed[0], mean, rstd)
+        weight, bias = _as_wide(weight, x), _as_wide(bias, x)
         grad_x, grad_weight, grad_bias = torch.ops.aten.native_layer_norm_backward(
             grad, x, self.shape, mean, rstd, weight, bias, one_copy
         )
@@ -206,8 +207,10 @@ class _OfGroups:
     eps: float
 
     def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
-        if x.device.type != "cpu" and is_autocast(x):
-            x = x.float()  # as autocast does with F.group_norm, though not with this
+        if x.device.type != "cpu" and is_autocast(x):  # as it does with F.group_norm, though not with this
+            half = (torch.float16, torch.bfloat16)
+            x, weight, bias = (t.float() if t is not None and t.dtype in half else t for t in (x, weight, bias))
+            assert x is not None
         y, mean, rstd = torch.native_group_norm(_regular(x), weight, bias, *self._sizes(x), self.groups, self.eps)
         shape = (*mean.shape, *(1 for _ in x.shape[1:]))
         return y, mean.view(shape), rstd.view(shape)
@@ -230,6 +233,7 @@ class _OfGroups:
         layout = torch.channels_last if _is_channels_last(x) else torch.contiguous_format
         grad = grad.contiguous(memory_format=layout)
         assert mean is not None
+        weight = _as_wide(weight, x)
         grad_x, grad_weight, grad_bias = torch.ops.aten.native_group_norm_backward(
             grad, x, mean.flatten(1), rstd.flatten(1), weight, *self._sizes(x), self.groups, one_copy
         )
@@ -260,8 +264,8 @@ class RootMeanSquare:
 
     def rstd(self, x: Tensor) -> Tensor:
         """Return r, of size 1 in each of the last dimensions."""
-        eps = torch.finfo(x.dtype).eps if self.eps is None else self.eps
         single = x.to(arithmetic_dtype(x.dtype))
+        eps = torch.finfo(single.dtype).eps if self.eps is None else self.eps  # of bfloat16 it would be .0078
         return (single.square().mean(_last(len(self.shape)), keepdim=True) + eps).rsqrt()
 
     def grouped(self, x: Tensor) -> Tensor:
@@ -292,6 +296,11 @@ class RootMeanSquare:
 
 def _last(count: int) -> list[int]:
     return list(range(-count, 0))
+
+
+def _as_wide(parameter: Tensor | None, x: Tensor) -> Tensor | None:
+    """Return a parameter as torch's op takes it beside `x`: autocast has normalized in float32, by one of 16 bits too."""
+    return None if parameter is None else parameter.to(torch.promote_types(parameter.dtype, x.dtype))
 
 
 def _regular(x: Tensor) -> Tensor:

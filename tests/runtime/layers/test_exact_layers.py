@@ -1,10 +1,15 @@
 """Layers whose gradient is exact whatever few bits they keep: dropout, pooling, resampling."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from fewbit import layers, memory
+from fewbit.runtime.layers.dropout import ListedDropout, PackedDropout
 from layer_cases import EXACT
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 each = pytest.mark.parametrize("case", EXACT, ids=str)
@@ -90,6 +95,19 @@ class TestBytes:
         assert all(torch.equal(a, b) for a, b in zip(ours, torchs, strict=True))
 
 
+class Draws(TorchDispatchMode):
+    """Collects the operators that draw random numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.operators = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.operators.append(func)
+        return func(*args, **(kwargs or {}))
+
+
 class TestDropout:
     def test_in_place_overwrites_its_input(self):
         x = torch.randn(4, 30, requires_grad=True)
@@ -101,6 +119,21 @@ class TestDropout:
             assert y is middle or y.data_ptr() == middle.data_ptr()
             outs.append([y, *torch.autograd.grad(y.square().sum(), x)])
         assert all(torch.equal(a, b) for a, b in zip(*outs, strict=True))
+
+    @pytest.mark.parametrize("inplace", [False, True])
+    def test_a_gpu_draws_by_the_operators_that_torch_draws_by(self, inplace):
+        """In place by another one, and so other numbers."""
+        nothing = SimpleNamespace(mark_dirty=id, save_for_backward=id, mark_non_differentiable=id)
+        drawn = []
+        for run in (
+            lambda x: nn.functional.dropout(x, 0.5, True, inplace),
+            lambda x: PackedDropout.forward(nothing, x, 0.5, inplace),
+            lambda x: ListedDropout.forward(nothing, x, 0.5, inplace),
+        ):
+            with FakeTensorMode(), Draws() as draws:
+                run(torch.empty(8, 8, device="cuda"))
+            drawn.append(draws.operators)
+        assert drawn[0] and drawn[1:] == drawn[:1] * 2
 
     def test_what_was_zero_and_kept_has_a_gradient(self):
         x = torch.zeros(1000, requires_grad=True)

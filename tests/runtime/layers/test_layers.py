@@ -9,6 +9,8 @@ import torch
 from fewbit import layers, memory
 from fewbit.layers import ExactSaver, QuantizerSaver
 from fewbit.quantizers import PerGroup
+from fewbit.runtime.layers import layer_norm
+from fewbit.runtime.layers.normalization import standardised
 from layer_cases import BATCH_NORMS, CASES, NORMS, Draws
 from torch.utils.checkpoint import checkpoint
 
@@ -205,6 +207,40 @@ class TestAutocast:
             assert a.dtype == b.dtype
             # bfloat16 has 8 bits, and torch rounds once or twice more or less than we do.
             torch.testing.assert_close(a, b, rtol=2**-6, atol=2**-6 * b.abs().max().item())
+
+
+    @pytest.mark.parametrize("norm", [layer_norm._OfLastDimensions((8,), 1e-5), layer_norm._OfGroups(2, 1e-5)], ids=str)
+    def test_what_a_gpu_normalizes_in_float32_has_gradients_beside_weights_of_16_bits(self, norm):
+        """As autocast does there, with the weights of a model in bfloat16 too, and not on the CPU."""
+        shape = (3, 8, 8)
+        x, g, weight, bias = (torch.randn(size) for size in (shape, shape, 8, 8))
+        weight, bias = weight.bfloat16(), bias.bfloat16()
+        _, mean, rstd = norm.forward(x, weight.float(), bias.float())
+        normed = [standardised(norm.grouped(x), mean, rstd).view(shape)]
+        ours, expected = (
+            norm.backward(g, normed, mean, rstd, w, b, [True] * 3)
+            for w, b in ((weight, bias), (weight.float(), bias.float()))
+        )
+        assert all(torch.equal(a, b) for a, b in zip(ours, expected, strict=True))
+
+    def test_group_norm_on_a_gpu_takes_all_that_has_16_bits_in_float32(self, monkeypatch):
+        taken, run = [], torch.native_group_norm
+        monkeypatch.setattr(layer_norm, "is_autocast", lambda _: True)
+        monkeypatch.setattr(torch, "native_group_norm", lambda *given: (taken.extend(given[:3]), run(*given))[1])
+        norm = layer_norm._OfGroups(2, 1e-5)
+        for dtype, wide in ((torch.bfloat16, torch.float32), (torch.float64, torch.float64)):
+            norm.forward(*(torch.empty(size, dtype=dtype, device="meta") for size in ((3, 8, 5), 8, 8)))
+            assert [t.dtype for t in taken[-3:]] == [wide] * 3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_without_an_epsilon_rms_normalization_takes_torchs(dtype):
+    """That of the arithmetic: bfloat16's own, .0078, made the gradients of inputs of deviation .01 wrong by .9."""
+    x = torch.randn(16, 64).mul(0.01).to(dtype)
+    ours, torchs = layers.RMSNorm(64, saver=ExactSaver()).to(dtype), torch.nn.RMSNorm(64).to(dtype)
+    g = torch.randn(16, 64).to(dtype)
+    for a, b in zip(results(ours, x, g), results(torchs, x, g), strict=True):
+        assert (a - b).norm() <= 2 * torch.finfo(dtype).eps * b.norm()
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
