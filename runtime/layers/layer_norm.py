@@ -299,7 +299,7 @@ def _last(count: int) -> list[int]:
 
 
 def _as_wide(parameter: Tensor | None, x: Tensor) -> Tensor | None:
-    """Return a parameter as torch's op takes it beside `x`: autocast has normalized in float32, by one of 16 bits too."""
+    """Return a parameter as torch's op takes it beside `x`: under autocast it may have 16 bits beside float32."""
     return None if parameter is None else parameter.to(torch.promote_types(parameter.dtype, x.dtype))
 
 

@@ -25,6 +25,7 @@ from ...tables import FewbitError
 from ...tables.errors import shown
 from .. import ops
 from ..quantizers import Compressed
+from ..tensors.capture import is_capturing
 from ..tensors.plain import is_abstract
 from .base import DEFAULT_LAYER_BITS, CompressedLayer
 from .saver import Saver, Whole, compress_rows, tensors_in
@@ -58,6 +59,8 @@ class KeepOutput(Saver):
         """Return whether y can be divided by `weight` + `offset`; on a GPU as of up to `CALLS` calls ago."""
         if weight is None or is_compiling() or is_abstract(weight):
             return self._divides
+        if weight.device.type != "cpu" and is_capturing():  # a look would wait, which a CUDA graph cannot
+            return self._divides and self._calls > 0
         if weight.device.type == "cpu" or self._calls % CALLS == 0:
             size = (weight + offset).abs()
             self._divides = bool(size.amin() > LEAST_WEIGHT * size.amax())

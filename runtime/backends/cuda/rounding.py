@@ -15,7 +15,7 @@ from ...tensors.rounding_table import RoundingTable, prepare_rounding
 from ...tensors.table_registry import table_of
 from ..forwards import forward_of, key_of
 from ..reference import rounding as reference
-from .activation import empty_result
+from .activation import empty_result, is_widened
 from .codegen import FORMULAS
 from .codegen.rounding import ELEMENTS_PER_BLOCK, rounding_source
 from .launching import Loaded, available, loaded, seed_arguments
@@ -26,7 +26,8 @@ def activation(x: Tensor, function: str, parameters: Sequence[float], table: str
 
     x is read once where f has a formula, as by activation.py.
     """
-    if x.dtype not in KINDS or function not in FORMULAS or not available(x.get_device()):
+    own = function not in FORMULAS or is_widened(x, function)
+    if x.dtype not in KINDS or own or not available(x.get_device()):
         y = forward_of(function).call(x, *parameters)
         return y, encode_at_random(with_stride(x, y.stride()), table, seed)
     x, t = as_dense(x), prepare_rounding(table, x.device)

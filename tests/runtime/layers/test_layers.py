@@ -9,8 +9,8 @@ import torch
 from fewbit import layers, memory
 from fewbit.layers import ExactSaver, QuantizerSaver
 from fewbit.quantizers import PerGroup
-from fewbit.runtime.layers import layer_norm
-from fewbit.runtime.layers.normalization import standardised
+from fewbit.runtime.layers import layer_norm, normalization
+from fewbit.runtime.layers.normalization import KeepOutput, standardised
 from layer_cases import BATCH_NORMS, CASES, NORMS, Draws
 from torch.utils.checkpoint import checkpoint
 
@@ -208,7 +208,6 @@ class TestAutocast:
             # bfloat16 has 8 bits, and torch rounds once or twice more or less than we do.
             torch.testing.assert_close(a, b, rtol=2**-6, atol=2**-6 * b.abs().max().item())
 
-
     @pytest.mark.parametrize("norm", [layer_norm._OfLastDimensions((8,), 1e-5), layer_norm._OfGroups(2, 1e-5)], ids=str)
     def test_what_a_gpu_normalizes_in_float32_has_gradients_beside_weights_of_16_bits(self, norm):
         """As autocast does there, with the weights of a model in bfloat16 too, and not on the CPU."""
@@ -231,6 +230,23 @@ class TestAutocast:
         for dtype, wide in ((torch.bfloat16, torch.float32), (torch.float64, torch.float64)):
             norm.forward(*(torch.empty(size, dtype=dtype, device="meta") for size in ((3, 8, 5), 8, 8)))
             assert [t.dtype for t in taken[-3:]] == [wide] * 3
+
+
+def test_a_graph_s_capture_does_not_look_at_a_weight(monkeypatch):
+    """To look waits for the GPU, which ends a capture; the input is saved until there was a look before it."""
+    looks = []
+
+    class OnGPU:
+        device, is_meta = torch.device("cuda"), False
+
+        def __add__(self, offset):
+            looks.append(offset)
+            return torch.ones(3)
+
+    saver = KeepOutput()
+    for capturing, divides, many in ((True, False, 0), (False, True, 1), (True, True, 1)):
+        monkeypatch.setattr(normalization, "is_capturing", lambda capturing=capturing: capturing)
+        assert (saver.divides_by(OnGPU(), 0.0), len(looks)) == (divides, many)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])

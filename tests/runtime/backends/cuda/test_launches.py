@@ -210,6 +210,17 @@ def test_slopes_of_0_and_minus_0_are_two_kernels(driver):
     assert len(set(kernels)) == len(kernels) == 6
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_what_autocast_widens_on_cuda_is_torchs_own(driver, monkeypatch, dtype):
+    """Softplus of 16 bits is float32 there; the kernel's result had 16 bits."""
+    monkeypatch.setattr(activation, "is_autocast", lambda _: True)
+    x = numbers(dtype, 0)
+    activation.activation(x, "softplus", [1.0, 20.0], KEY)
+    rounding.activation(x, "softplus", [1.0, 20.0], AT_RANDOM, seed())
+    written = {launch.kernel[1] for launch in driver.launches if launch.arguments}  # the trial has none
+    assert written == ({"forward"} if dtype == torch.float32 else {"encode"})
+
+
 def test_these_are_all_functions_of_the_backend():
     public = {
         f"{family.__name__.rpartition('.')[2]}.{name}"
