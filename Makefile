@@ -164,9 +164,10 @@ dist: .venv/release-ready
 
 # The package from this folder, installed or not: its root is the package `fewbit`. torch.compile finds its backend by an
 # entry point, which without an install stands here.
-build/path/fewbit: pyproject.toml
+build/path/fewbit: pyproject.toml __init__.py
 	mkdir -p build/path/fewbit-0.dist-info
-	printf 'Metadata-Version: 2.1\nName: fewbit\nVersion: 0\n' > build/path/fewbit-0.dist-info/METADATA
+	printf 'Metadata-Version: 2.1\nName: fewbit\nVersion: %s\n' "$$(sed -n 's/^__version__ = "\(.*\)"/\1/p' __init__.py)" \
+		> build/path/fewbit-0.dist-info/METADATA
 	sed -n '/^\[project.entry-points/,/^$$/{s/project.entry-points.//;s/"//g;p;}' pyproject.toml \
 		> build/path/fewbit-0.dist-info/entry_points.txt
 	ln -sfn ../.. $@

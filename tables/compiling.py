@@ -71,9 +71,14 @@ def compiled_once(make: Callable[[], Compiled], lock: Path, name: str, place: Ca
 
 
 @contextmanager
-def announced_if_long(line: str) -> Iterator[None]:
-    """Log a line, with the seconds, where this block takes longer than `SOON` of them, and again every `EVERY`."""
-    with ticking(lambda seconds: _log.warning("%s, %.0f s", line, seconds), SOON, EVERY):
+def announced_if_long(line: str | Callable[[], str]) -> Iterator[None]:
+    """Log a line, with the seconds, where this block takes longer than `SOON` of them, and again every `EVERY`.
+
+    Args:
+        line: or a function that returns what is done at the moment.
+    """
+    text: Callable[[], str] = (lambda: line) if isinstance(line, str) else line
+    with ticking(lambda seconds: _log.warning("%s, %.0f s", text(), seconds), SOON, EVERY):
         yield
 
 

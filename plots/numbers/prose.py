@@ -121,7 +121,7 @@ def _trainer_in_short(file: File) -> Iterator[str]:
         return short(gaps(rows, "loss", ("method", "exact"), ("seed",), method="L2, gated parts").mean, 4)
 
     exact = plain(mean(of(file["runs"], tuning="LoRA", method="exact"), "loss"), 4)
-    yield f"end {mean_above('whole')} above exact training's loss, with LoRA {mean_above('LoRA')} of {exact}"
+    yield f"end {mean_above('whole')} above exact training's loss, with LoRA {mean_above('LoRA')} above one of {exact}"
 
 
 def _gated(file: File) -> Iterator[str]:

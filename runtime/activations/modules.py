@@ -874,5 +874,5 @@ class SquaredReLU(FewBitActivation):
         super().__init__("squared_relu", {}, False, bits, table, rounding)
 
 
-# By the class name in torch.nn; QuickGELU and SquaredReLU, which torch lacks, by fewbit's own names.
+# By the class name in torch.nn; what torch lacks by fewbit's own names.
 MODULES: dict[str, type[FewBitActivation]] = {name: globals()[name] for name in ROW_OF_MODULE}

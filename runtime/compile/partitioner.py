@@ -20,6 +20,7 @@ from .attention import arguments_by_name, defer, expand, is_attention, is_projec
 from .codes import hint
 from .cut import (
     annotate,
+    choice_of,
     choose_by_place,
     copy_mutated,
     divide,
@@ -27,6 +28,7 @@ from .cut import (
     is_any_rounded,
     module_names,
     pin,
+    results_and_saved,
     saved_bytes,
     without_mutated,
 )
@@ -154,7 +156,9 @@ class FewbitPartitioner(_CustomPartitioner):
         self, forward: fx.GraphModule, backward: fx.GraphModule, results: int, exact: int
     ) -> tuple[tuple[fx.GraphModule, fx.GraphModule], GraphReport]:
         """Put codes between the graphs; return them, and what they save."""
-        unmatched = self.options.unmatched({name for node in forward.graph.nodes for name in module_names(node)})
+        _, kept = results_and_saved(forward.graph, results)
+        few = (node for node in kept if (choice := choice_of(node)) is not None and choice.role in ROUNDED)
+        unmatched = self.options.unmatched({name for node in few for name in module_names(node)})
         choose_by_place(forward.graph, results, self.options)
         expand(backward.graph)
         again = _share_of_attention_again(forward.graph, backward.graph)

@@ -68,7 +68,7 @@ class GraphReport:
         attention_again: floating-point operations of attention that the backward pass computes again, so that its
             probabilities sum to one (attention.py), relative to those of all else in both passes.
         host_bytes: of what is saved, bytes that wait in host memory (host.py).
-        unmatched: patterns of the options `keep` and `bits` that match no module of the graph.
+        unmatched: patterns of the options `keep` and `bits` that match no module which saves anything in few bits.
     """
 
     tensors: tuple[SavedTensor, ...]
@@ -126,14 +126,15 @@ class CompileReport:
         waiting = [f"{moved:,} of these bytes wait in host memory"] if moved else []
         of_all = set(self.graphs[0].unmatched).intersection(*(g.unmatched for g in self.graphs)) if self.graphs else ()
         names = ", ".join(map(shown, sorted(of_all)))
-        useless = [f"no role, and no module of these graphs, is {names}"] if names else []
+        useless = [f"no role, and no module that saves anything in few bits, is {names}"] if names else []
         return "\n".join([*lines, total, *waiting, *([price] if again else []), *useless])
 
 
 def _row(tensor: SavedTensor) -> tuple[str, ...]:
     """Return the module of a saved tensor, without its numbers, and what is printed of the tensor itself."""
     shape = "×".join(map(str, tensor.shape)) or "1"
-    bits = tensor.reason or "exact" if tensor.bits is None else str(tensor.bits)
+    why = tensor.reason if tensor.reason != tensor.role else ""  # which the column before has
+    bits = why or "exact" if tensor.bits is None else str(tensor.bits)
     line = "/".join(Path(tensor.source).parts[-2:])
     return re.sub(r"\d+", "*", tensor.module), line, f"{tensor.dtype} {shape}", tensor.role, bits
 
@@ -147,14 +148,18 @@ def compile_report(model: nn.Module) -> CompileReport:
             options, what `torch.compile` returned has the graphs of its own options, and the model has all.
 
     Raises:
-        FewbitError: nothing of the model has been compiled by fewbit yet, or torch found a compiled graph on disk whose
-            description is no longer there.
+        FewbitError: `model` is no module, nothing of it has been compiled by fewbit yet, or torch found a compiled
+            graph on disk whose description is no longer there.
 
     Example:
         model = torch.compile(model, backend="fewbit")
         model(x).sum().backward()
         print(fewbit.compile_report(model))
     """
+    if not isinstance(model, nn.Module):
+        raise FewbitError(
+            f"give the model, not {shown(model)}: a function that was compiled is reported by the model it calls"
+        )
     own = _parameters_of(model)
     kwargs, partitioner = _asked_of(model)
     if partitioner is not None:
@@ -171,7 +176,7 @@ def compile_report(model: nn.Module) -> CompileReport:
     if not found:
         raise FewbitError(
             "no graph of this model has been compiled by fewbit in this process: compile it with backend='fewbit', and "
-            "call it with gradients enabled"
+            "call it with gradients enabled (with bits=None it saves what torch.compile does, and has no report)"
         )
     return CompileReport(tuple(found))
 

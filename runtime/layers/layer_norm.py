@@ -33,7 +33,6 @@ _CHANGED = (
     "the output of a normalization that saves it in place of its input was changed in place: use torch's own there, by "
     "fewbit.convert(model, fewbit.Normalizations(), exclude=its name)"
 )
-_HALVES = (torch.float16, torch.bfloat16)
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
@@ -209,8 +208,9 @@ class _OfGroups:
 
     def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
         if x.device.type != "cpu" and is_autocast(x):  # as it does with F.group_norm, though not with this
-            x = x.float() if x.dtype in _HALVES else x
-            weight, bias = (t.float() if t is not None and t.dtype in _HALVES else t for t in (weight, bias))
+            half = (torch.float16, torch.bfloat16)
+            x, weight, bias = (t.float() if t is not None and t.dtype in half else t for t in (x, weight, bias))
+            assert x is not None
         y, mean, rstd = torch.native_group_norm(_regular(x), weight, bias, *self._sizes(x), self.groups, self.eps)
         shape = (*mean.shape, *(1 for _ in x.shape[1:]))
         return y, mean.view(shape), rstd.view(shape)

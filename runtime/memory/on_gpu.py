@@ -46,7 +46,7 @@ class as_on_gpu(TorchFunctionMode):
 
 
 def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    if not training or not 0 < p < 1 or inplace:  # in place a GPU keeps the noise in the input's dtype, as the CPU
+    if not training or not 0 < p < 1:
         return F.dropout(input, p, training, inplace)
     return torch.native_dropout(input, p, True)[0]
 

@@ -167,15 +167,17 @@ class Planner:
         _log.info("tracing a step")
         traced = trace(step)
         ways = tuple(way for way in WAYS_TO_SAVE if self.recompute or RECOMPUTE not in way.methods)
+        of_tensors = errors_by_shape(traced)
+        estimates = {m: e for way in ways for m, e in way.estimate(step, traced, of_tensors).items()}
+        if not step.is_abstract:
+            self.refuse_too_little(Known(traced, ways, estimates, Speeds()))
         _log.info("timing the quantizers")
         speeds = self.speeds
         if speeds is None:
             is_here = not self.step.is_abstract and self.gpu is None
             speeds = Measured(step) if is_here else Roofline(step, device_of(self.gpu or "a100"))
         if self.step.is_abstract:
-            of_tensors = errors_by_shape(traced)
-            errors = {m: e for way in ways for m, e in way.estimate(step, traced, of_tensors).items()}
-            return Known(traced, ways, errors, speeds)
+            return Known(traced, ways, estimates, speeds)
         _log.info("measuring what rounding does to the gradient")
         part, errors = step.part(), {}
         with part.step.apart():
@@ -184,6 +186,27 @@ class Planner:
                 for method, found in way.measure(step, traced, trial).items():
                     errors[method] = {name: each.times(part.noise, part.bias) for name, each in found.items()}
         return Known(traced, ways, errors, speeds)
+
+    def refuse_too_little(self, plain: Known) -> None:
+        """Refuse a memory below what any choice takes, before errors and times are measured, which takes minutes.
+
+        Args:
+            plain: what a trace alone says of the step as it is.
+
+        Raises:
+            TooLittleMemoryError: as `plan` would in the end.
+        """
+        memory, refusals = self.limits_beside(plain).memory, list[FewbitError]()
+        if memory is None:
+            return
+        for known in self.eager_ways(plain):
+            if self.problem(known).floor() <= memory:
+                return
+            try:
+                self.solved(known, Limits(memory=memory))
+            except FewbitError as error:
+                refusals.append(error)
+        raise nearest_refusal(refusals)
 
     def solved(self, known: Known | CompiledKnown, limits: Limits | None = None) -> Plan:
         """Return the plan for what was measured.

@@ -7,9 +7,10 @@
 eager_planner.py has the steps; compiled_planner.py those of a compiled step, largest_batch.py the search for a batch.
 """
 
+import logging
 import pickle
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from numbers import Real
@@ -20,8 +21,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...tables import FewbitError
+from ...tables.compiling import announced_if_long
 from ...tables.errors import check_integer, shown
 from ...tables.sizes import parse_share, parse_size
+from ...tables.waits import phases_of
 from ..compile.host import check_torch
 from ..convert.measure import read_inputs
 from ..memory.peak import no_collection
@@ -124,7 +127,7 @@ def plan(
     step = Step(model, args, keywords, loss)
     _check_parallel(step, {"compiled": compiled, "batch": batch, "parallel": parallel, "frontier": frontier})
     collects_none = no_collection(collect=False) if step.is_abstract else nullcontext()  # a fifth of the time
-    with unfitted(model), structure_aside(model), collects_none:
+    with unfitted(model), structure_aside(model), collects_none, _announced():
         of_call = (step, limits, price or Price(), static_bytes(model, optimizer), gpu, recompute, frontier)
         waiting = None if host_memory is None else parse_size(host_memory)
         if waiting is not None:
@@ -132,6 +135,16 @@ def plan(
         kind = partial(CompiledPlanner, host_memory=waiting) if compiled else Planner
         planner = kind(*of_call, parallel_of(parallel, model), share=share)
         return _agreed(plan_largest(planner) if batch == "max" else planner.plan())
+
+
+@contextmanager
+def _announced() -> Iterator[None]:
+    """Say what is done of a plan that takes long, where nobody hears the logger say it."""
+    if logging.getLogger("fewbit.plan").isEnabledFor(logging.INFO):  # by a command, a callback, or a program's own wish
+        yield
+        return
+    with phases_of("fewbit.plan", "planning") as phase, announced_if_long(lambda: f"fewbit: {phase()}"):
+        yield
 
 
 def check_whole(model: nn.Module) -> None:
@@ -214,7 +227,7 @@ def fit(model: nn.Module, *inputs: Any, plan: Plan | None = None, guard: bool | 
     if plan is not None and not isinstance(plan, Plan):
         raise FewbitError(f"plan is a Plan, of fewbit.plan or Plan.from_json, not {shown(plan)}")
     if plan is not None and (inputs or set(limits) - {"loss", "optimizer", "parallel"}):
-        raise FewbitError("give a plan, or a batch and limits to make one")
+        raise FewbitError("a plan needs no batch and no limits: fit(model, plan=plan)")
     loss, optimizer, price = limits.get("loss"), limits.get("optimizer", "adamw"), limits.get("price") or Price()
     if guard is not True and guard is not False:
         check_integer("guard", guard, 1)

@@ -46,7 +46,7 @@ def expected(module):
 
 OF_NAMES = """
 
-# By the class name in torch.nn; QuickGELU and SquaredReLU, which torch lacks, by fewbit's own names.
+# By the class name in torch.nn; what torch lacks by fewbit's own names.
 MODULES: dict[str, type[FewBitActivation]] = {name: globals()[name] for name in ROW_OF_MODULE}
 """
 

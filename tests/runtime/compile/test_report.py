@@ -44,11 +44,18 @@ def test_what_was_compiled_again_counts_once_and_by_its_own_options() -> None:
     assert 0 < fewbit.compile_report(few).nbytes < four
 
 
-def test_names_that_match_nothing_are_said() -> None:
+def test_names_that_change_nothing_are_said() -> None:
+    """Those of no module, and of a module of which nothing is saved: the last layer's output is summed."""
     model = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 8))
     bits = {"linear": 4, "0": 2, "atention": 8}
     found = compiled(model, options={"bits": bits, "keep": ["2", "head"], "budget": "1MiB"})
-    assert str(fewbit.compile_report(found)).endswith("no role, and no module of these graphs, is 'atention', 'head'")
+    report = str(fewbit.compile_report(found))
+    assert report.endswith("no role, and no module that saves anything in few bits, is '2', 'atention', 'head'")
+
+
+def test_a_function_is_refused_in_one_line() -> None:
+    with pytest.raises(fewbit.FewbitError, match="give the model, not <function"):
+        fewbit.compile_report(torch.compile(lambda x: x.sin(), backend="fewbit"))  # pyright: ignore[reportArgumentType]
 
 
 def test_graphs_that_nobody_can_ask_for_are_forgotten() -> None:

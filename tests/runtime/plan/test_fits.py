@@ -7,6 +7,7 @@ import fewbit
 import pytest
 import torch
 from fewbit import FewbitError
+from fewbit.runtime.plan import eager_planner
 from torch import nn
 
 
@@ -64,6 +65,14 @@ def test_the_least_is_what_a_plan_is_refused_by():
     least = fewbit.fits(model, batch, memory=1).least.total
     with pytest.raises(FewbitError, match=rf"the least is .*\({least:,} bytes\)"):
         fewbit.plan(model, batch, memory="1KiB")
+
+
+@pytest.mark.parametrize("memory", [1, "1%"])
+def test_a_memory_below_all_is_refused_before_anything_is_measured(memory, monkeypatch):
+    """Errors and times of a step that runs take minutes, after which a plan for far too little was refused."""
+    monkeypatch.setattr(eager_planner, "Measured", None)
+    with pytest.raises(FewbitError, match=r"the least is .* try a smaller batch"):
+        fewbit.plan(Net(), batch(), memory=memory)
 
 
 class Leaky(nn.Module):

@@ -479,7 +479,7 @@ class TestErrorsOfTheUser:
 
     def test_a_plan_and_limits(self):
         plan = fewbit.plan(Net(), batch(), memory="1GB")
-        with pytest.raises(FewbitError, match="give a plan, or"):
+        with pytest.raises(FewbitError, match="a plan needs no batch"):
             fewbit.fit(Net(), plan=plan, memory="1GB")
 
 

@@ -214,7 +214,7 @@ struct OfBlocks {
         return (pairs & 0xffff) + (pairs >> 16);
     }
     __device__ void visit(i64 chunk, u64 before) const { starts[chunk] = sum + i64(before); }
-    __device__ void leave(u64 low, u64) { sum += i64(low); }
+    __device__ void leave(u64 total) { sum += i64(total); }
 };
 
 __device__ inline void add_blocks(const u8* counts, u64* totals, i64 n)

@@ -17,8 +17,7 @@ template <class Work> __device__ inline void add_parts(i64 chunks, u64* totals, 
 }
 
 // Calls `work.visit(chunk, sum)` for each chunk of the block's parts with the sum of `work.of(chunk)` over the chunks
-// before it, without those for whose sum `work.leave(low, high)` was called: by halves, of 32 bits in a part and of more
-// in all. Returns whether the last chunk was the block's.
+// before it, without those for whose sum `work.leave(sum)` was called. Returns whether the last chunk was the block's.
 template <class Work> __device__ inline bool scan_chunks(i64 chunks, const u64* totals, Work& work)
 {
     const i64 parts = (chunks + part - 1) / part;
@@ -26,17 +25,16 @@ template <class Work> __device__ inline bool scan_chunks(i64 chunks, const u64* 
     for (i64 i = blockIdx.x; i < parts; i += gridDim.x) {
         const i64 chunk = i * part + threadIdx.x;
         const u64 own = chunk < chunks ? work.of(chunk) : 0;
-        u64 low = 0, high = 0, total, high_total;
+        u64 before = 0, total;
 #pragma unroll 4
         for (i64 other = done + threadIdx.x; other < i; other += threads)
-            low += u32(totals[other]), high += totals[other] >> 32;
-        sum_before(low, total);
-        sum_before(high, high_total);
-        work.leave(total, high_total);
-        const u64 before = sum_before(own, total);
+            before += totals[other];
+        sum_before(before, total);
+        work.leave(total);
+        before = sum_before(own, total);
         if (chunk < chunks)
             work.visit(chunk, before);
-        work.leave(u32(total), total >> 32);
+        work.leave(total);
         done = i + 1;
     }
     return done == parts;
@@ -69,7 +67,11 @@ struct Starts {
             divided = chunk;
         chunks.equals[chunk].low = u32(outliers);
     }
-    __device__ void leave(u64 low, u64 high) { above += i64(low), equal += i64(high); }
+    __device__ void leave(u64 sum)
+    {
+        above += i64(u32(sum));
+        equal += i64(sum >> 32);
+    }
 };
 
 // The least step that reaches `low` and `high` with `below` levels below 0.

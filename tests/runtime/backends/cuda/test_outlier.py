@@ -10,7 +10,7 @@ import torch
 from backends import assert_like_the_reference, backend_of
 from fewbit.quantizers import Outlier
 from fewbit.runtime.backends.cuda import outlier as cuda
-from fewbit.runtime.backends.cuda.codegen.outlier import CHUNK, CHUNKS_PER_BLOCK, SELECTION_BYTES, codes_source
+from fewbit.runtime.backends.cuda.codegen.outlier import CHUNKS_PER_BLOCK, codes_source
 from fewbit.runtime.backends.cuda.launching import Loaded
 from fewbit.runtime.backends.reference.outlier import level_values
 from host_kernels import (
@@ -58,25 +58,6 @@ def test_each_block_of_a_scan_adds_up_what_is_before_its_parts(blocks):
     start_outlier("float32", 3, "locate", blocks, *memory, starts.data_ptr(), 240 * len(counts))
     before = torch.cat([torch.zeros(1), counts]).long().cumsum(0)
     assert torch.equal(starts, before[: 4 * chunks : 4])
-
-
-@needs_gxx
-@pytest.mark.parametrize("blocks", [1, 3])
-def test_more_equals_of_the_threshold_than_32_bits_count(blocks):
-    """As zeros are, where more numbers are zeros than none: those behind the first 2^32 were outliers once more."""
-    chunks, quota = 2 * CHUNKS_PER_BLOCK + 1, 7
-    n, x = chunks * CHUNK, torch.zeros(CHUNK)
-    selection = torch.zeros(SELECTION_BYTES, dtype=torch.uint8)
-    selection[56:64].view(torch.int64)[0] = quota  # of the last digit that was found
-    counts = torch.full((chunks,), CHUNK << 16, dtype=torch.int32)
-    equals = torch.zeros(chunks, 2, dtype=torch.int32)
-    totals = torch.tensor([(2**32 - 5) - 2**32, 5, 0]) << 32  # of equals, in the upper half
-    starts = torch.empty(chunks, dtype=torch.int64)
-    of_chunks = (counts.data_ptr(), equals.data_ptr(), 0, 0, 0, totals.data_ptr(), starts.data_ptr())
-    start_outlier("float32", None, "scan", blocks, x.data_ptr(), selection.data_ptr(), *of_chunks, n, 0)
-    assert starts.tolist() == [0] + [quota] * (chunks - 1)
-    assert equals[:, 0].tolist() == [quota] + [0] * (chunks - 1)
-    assert selection[:8].view(torch.int64).item() == quota
 
 
 @needs_gxx
