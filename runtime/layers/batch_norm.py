@@ -197,6 +197,9 @@ class CompressedBatchNorm(CompressedFunction):
         check_first_derivative()
         grad = grads[0]
         compressed, weight, running_mean, running_var, mean, rstd, reserve = kept(ctx)
+        if compressed is None and ctx.training:  # the bias alone: cuDNN's op asks for an input all the same
+            of_bias = grad.sum([dim for dim in range(grad.dim()) if dim != 1], dtype=rstd.dtype)
+            return None, None, of_bias, *(None,) * 8
         if rstd is None:
             rstd = (running_var + ctx.eps).rsqrt()
         exact = compressed.decompress() if isinstance(compressed, Whole) else None
@@ -216,6 +219,7 @@ class CompressedBatchNorm(CompressedFunction):
                 *(grad, x, weight, *statistics, ctx.training, ctx.eps, one_copy)
             )
         else:
+            x = _in_format(x) if ctx.training and ctx.implementation else x  # 0 is torch's own
             grad_x, grad_weight, grad_bias = torch.ops.aten._batch_norm_impl_index_backward(
                 *(ctx.implementation, x, grad, weight, *statistics, ctx.training, ctx.eps, one_copy, reserve)
             )
@@ -223,6 +227,13 @@ class CompressedBatchNorm(CompressedFunction):
             grad_x = _from_two_copies(grad, normed, weight, rstd).to(ctx.dtype)
         found = (grad_x, grad_weight, grad_bias)
         return (*(g if w else None for g, w in zip(found, wanted, strict=True)), *(None,) * 8)
+
+
+def _in_format(x: Tensor) -> Tensor:
+    """Return `x` in a memory format of torch: cuDNN's op takes no other, as of a sequence whose features were last."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    is_last = x.dim() in formats and x.is_contiguous(memory_format=formats[x.dim()])
+    return x if is_last else x.contiguous()
 
 
 def _by_channel(x: Tensor, *statistics: Tensor) -> list[Tensor]:
