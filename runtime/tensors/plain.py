@@ -94,15 +94,19 @@ def is_abstract(x: Tensor) -> bool:
 def is_autocast(x: Tensor) -> bool:
     """Return whether autocast is on for the device of `x`; the meta device has none."""
     device = x.device.type
-    if torch.compiler.is_compiling():  # Dynamo of torch 2.9 does not trace `is_autocast_available`
-        return device != "meta" and torch.is_autocast_enabled(device)
-    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return _has_autocast(device) and torch.is_autocast_enabled(device)
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
     """Return a context without autocast on the device of `x`; the meta device has none."""
     device = x.device.type
-    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
+    return torch.autocast(device, enabled=False) if _has_autocast(device) else nullcontext()
+
+
+def _has_autocast(device: str) -> bool:
+    if torch.compiler.is_compiling():  # Dynamo of torch 2.9 does not trace `is_autocast_available`
+        return device != "meta"
+    return torch.amp.is_autocast_available(device)
 
 
 @contextmanager
