@@ -12,6 +12,7 @@ from fewbit.fewbit_gen.activations import EXAMPLES
 from fewbit.fewbit_gen.certify import table_error
 from fewbit.fewbit_gen.grid import features
 from fewbit.tables import FewbitError, Table
+from scipy.optimize import brentq
 
 solve = partial(solve_within, effort=None)  # the same numbers on a machine with little time
 
@@ -106,18 +107,41 @@ def test_a_spike_is_no_step():
 def test_turning_points_are_all_there_are(name):
     """Between turning points and kinks f and f' are monotone, or else bounds made of them would be none."""
     activation = parse_activation(name)
-    if activation.turns is None and not activation.step:
-        assert name == "sin"
+    if activation.turns is None and not activation.step and name == "sin":
         return
-    x = np.random.default_rng(0).uniform(-30, 30, 4000)
+    found, known = turning_points(activation), np.array([*(activation.turns or ()), *activation.kinks])
+    missing = [x for x in found if not np.any(np.abs(known - x) < 1e-6)]
+    assert not missing, (
+        f"f' of {name} is 0, or turns, at {missing}: turns={tuple(round(float(x), 15) for x in sorted(found))}"
+    )
     if "(" in name:  # it takes numbers
         return
-    expression = parse_activation(f"-({name}(x))")
+    x = np.random.default_rng(0).uniform(-30, 30, 4000)
     low, high = np.sort(np.stack([x, x + np.random.default_rng(1).exponential(0.5, x.size)]), axis=0)
-    least, most = expression.enclosure(low, high, 2.0**-52)
-    for share in np.linspace(0, 1, 23):
-        inside = expression.derivative(low + share * (high - low))
-        assert np.all((least <= inside) & (inside <= most))
+    for text in (f"-({name}(x))", f"{name}(x)*{name}(x)"):
+        expression = parse_activation(text)
+        least, most = expression.enclosure(low, high, 2.0**-52)
+        for share in np.linspace(0, 1, 23):
+            at = low + share * (high - low)
+            inside = expression.derivative(at)
+            out = (inside < least - 1e-300) | (inside > most + 1e-300)  # below, numbers have fewer digits
+            assert not out.any(), f"the derivative of {text} at {at[out][0]} is outside of its bounds"
+
+
+def turning_points(activation):
+    """Where f' is 0, and where it turns, within ±30, by changes of sign."""
+
+    def slope(x):
+        return activation.derivative(x + 1e-5) - activation.derivative(x - 1e-5)
+
+    x = np.linspace(-30, 30, 60_001) + 1e-4 / 3
+    found = []
+    for function in (activation.derivative, slope):
+        y = function(x)
+        changes = (y[:-1] * y[1:] < 0) & (np.minimum(abs(y[:-1]), abs(y[1:])) > 1e-13)
+        roots = (brentq(lambda at, f=function: f(np.array([at]))[0], x[i], x[i + 1]) for i in np.flatnonzero(changes))
+        found += [root for root in roots if all(abs(root - kink) > 1e-3 for kink in activation.kinks)]
+    return found
 
 
 @pytest.mark.parametrize("name", ["gelu", "tanh", "selu", "hardswish", "softplus"])
