@@ -245,10 +245,14 @@ class Planner:
         """
         inputs = tensors_among(self.step.inputs, self.step.keywords)
         has_tokens = any(t.dim() == 2 and t.shape[1] > 1 and not t.is_floating_point() for t in inputs)
+        # What a step saves and works with; the rest is there whatever the batch.
+        of_step = peak.saved + peak.workspace > peak.total // 10
+        is_frozen = peak.gradients < peak.parameters // 10
         tries = [
-            ("a smaller batch", self.step.samples > 1),
-            ("shorter sequences", has_tokens),
-            ("a compiled step, compiled=True or --compiled", not self.compiled),
+            ("a smaller batch", self.step.samples > 1 and of_step),
+            ("shorter sequences", has_tokens and of_step),
+            ("a compiled step, compiled=True or --compiled", not self.compiled and of_step),
+            ("frozen weights in 4 bits, as of QLoRA", is_frozen and peak.parameters > peak.total // 4),
             ("another optimizer, such as adamw8bit or sgd", peak.optimizer > peak.total // 10),
             ("recompute", not self.recompute),
             ("more error or time", is_limited),

@@ -53,17 +53,19 @@ class Fits:
         return self.least.total <= self.memory
 
     def __str__(self) -> str:
-        answer = "yes" if self else "no"
-        how = "exactly" if self.exact <= self.memory else "by a plan" if self else "not by any eager plan"
         least, exact, given = (size_like(size, self.memory) for size in (self.least.total, self.exact, self.memory))
+        if self.exact <= self.memory:
+            return f"yes, as it is: an exact step takes {exact} of {given} (the least of any plan is {least})"
+        answer = "yes, by a plan" if self else "no, not by any eager plan"
         parts = ("parameters", "gradients", "optimizer", "saved", "workspace")
         sizes = ", ".join(f"{part} {size_like(getattr(self.least, part), self.memory)}" for part in parts)
         return "\n".join(
             (
-                f"{answer}, {how}: the least is {least} of {given}, exactly it is {exact}",
+                f"{answer}: the least is {least} of {given}, an exact step takes {exact}",
                 f"the least, {self.least.moment}:",
                 *wrapped_sizes(sizes),
-                f"the error of its gradient, estimated from shapes: {self.error:.3g}",
+                f"the least plan's error of the gradient, estimated from shapes: {self.error:.3g}",
+                *([f"a plan for {given} errs by that at most, mostly by less: fewbit plan"] if self else []),
                 *([] if self else wrap(f"try {self.remedies}", WIDTH, subsequent_indent="  ")),
             )
         )

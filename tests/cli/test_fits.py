@@ -23,8 +23,8 @@ def target(tmp_path):
 def test_the_exit_status_is_the_answer(run, target):
     yes = run("fits", target, "--memory", "1GiB")
     assert yes.status == 0
-    assert yes.out.startswith("yes, exactly: the least is ")
-    assert run("fits", target, "--memory", "100%").out.startswith("yes, exactly: the least is ")
+    assert yes.out.startswith("yes, as it is: an exact step takes ")
+    assert run("fits", target, "--memory", "100%").out.startswith("yes, as it is: an exact step takes ")
     no = run("fits", target, "--memory", "100kB", "--batch", "2", "--meta", "--json")
     assert (no.status, no.err) == (1, "")
     found = json.loads(no.out)
