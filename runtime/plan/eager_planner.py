@@ -74,7 +74,7 @@ class Planner:
 
     def plan(self) -> Plan:
         """Return the plan for the step's batch."""
-        known = self.measured_eagerly()
+        known = self.measured_eagerly(refuses=True)
         return replace(self, limits=self.limits_beside(known)).best_eager(known)
 
     def limits_beside(self, exact: Known | CompiledKnown) -> Limits:
@@ -161,15 +161,19 @@ class Planner:
         noise, bias = plan.error**2 - plan.bias**2, plan.bias**2
         return self.price.noise * noise + self.price.bias * bias + self.price.time * (plan.time - 1)
 
-    def measured_eagerly(self) -> Known:
-        """Trace and measure a step that is not compiled."""
+    def measured_eagerly(self, refuses: bool = False) -> Known:
+        """Trace and measure a step that is not compiled.
+
+        Args:
+            refuses: whether the step itself has to fit: the trace of one that cannot is refused.
+        """
         step = self.step
         _log.info("tracing a step")
         traced = trace(step)
         ways = tuple(way for way in WAYS_TO_SAVE if self.recompute or RECOMPUTE not in way.methods)
         of_tensors = errors_by_shape(traced)
         estimates = {m: e for way in ways for m, e in way.estimate(step, traced, of_tensors).items()}
-        if not step.is_abstract:
+        if refuses and not step.is_abstract:
             self.refuse_too_little(Known(traced, ways, estimates, Speeds()))
         _log.info("timing the quantizers")
         speeds = self.speeds
