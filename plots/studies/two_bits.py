@@ -14,7 +14,7 @@ run of the large model in few bits its seeds became two in place of one: the rul
 twice the mean distance of the nudged runs from the exact ones.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -59,13 +59,15 @@ def measure(case: Case) -> dict[str, Any]:
     return {**found, "device": torch.cuda.get_device_name() if device == "cuda" else device}
 
 
-def gaps(rows: Sequence[Row]) -> dict[str, dict[str, list[float]]]:
+def gaps(
+    rows: Sequence[Row], models: Iterable[str] = tuple(MODELS), ways: Iterable[str] = BITS
+) -> dict[str, dict[str, list[float]]]:
     """Return by model and way the validation losses less exact's of the same seeds, in the order of the seeds."""
     trained = [row for row in rows if row["validation_loss"] is not None]
-    found: dict[str, dict[str, list[float]]] = {model: {} for model in MODELS}
+    found: dict[str, dict[str, list[float]]] = {model: {} for model in models}
     for row, gap in differences(trained, lambda row: row["bits"] == "exact", ("model", "seed"), "validation_loss"):
         found[row["model"]].setdefault(row["bits"], []).append(gap)
-    return {model: {bits: own[bits] for bits in BITS if bits in own} for model, own in found.items() if own}
+    return {model: {bits: own[bits] for bits in ways if bits in own} for model, own in found.items() if own}
 
 
 def lines(rows: Sequence[Row]) -> Iterator[str]:

@@ -19,9 +19,10 @@ import torch
 from matplotlib.figure import Figure
 
 from ..figures.gaps import plot_gaps
-from ..intervals import differences, interval, verdict
+from ..intervals import interval, verdict
 from .compiled import SETTINGS, train_one
 from .experiment import Case, Experiment, Row
+from .two_bits import gaps
 
 MODELS = ("llama", "gpt2")
 BITS = ("exact", "2 bits", "exact, nudged", "3 bits", "4 bits, scores 6", "auto")
@@ -42,15 +43,6 @@ def measure(case: Case) -> dict[str, Any]:
     return {**found, "device": torch.cuda.get_device_name() if device == "cuda" else device}
 
 
-def gaps(rows: Sequence[Row]) -> dict[str, dict[str, list[float]]]:
-    """Return by model and way the validation losses less exact's of the same seeds, in the order of the seeds."""
-    trained = [row for row in rows if row["validation_loss"] is not None]
-    found: dict[str, dict[str, list[float]]] = {model: {} for model in MODELS}
-    for row, gap in differences(trained, lambda row: row["bits"] == "exact", ("model", "seed"), "validation_loss"):
-        found[row["model"]].setdefault(row["bits"], []).append(gap)
-    return {model: {bits: own[bits] for bits in BITS if bits in own} for model, own in found.items() if own}
-
-
 def outcome(bits: str, values: Sequence[float]) -> str:
     """Return what the rule says of the gaps of a way."""
     found = interval(values)
@@ -62,7 +54,7 @@ def outcome(bits: str, values: Sequence[float]) -> str:
 def lines(rows: Sequence[Row]) -> Iterator[str]:
     """Yield a line for each model and way: bytes beside exact's, the mean gap, what the rule says, and all gaps."""
     saved = {(row["model"], row["bits"]): row["saved_bytes"] for row in rows}
-    for model, ways in gaps(rows).items():
+    for model, ways in gaps(rows, MODELS, BITS).items():
         for bits, values in ways.items():
             part = saved[model, bits] / saved[model, "exact"]
             told = " ".join(f"{gap:+.3f}" for gap in values)
@@ -71,7 +63,7 @@ def lines(rows: Sequence[Row]) -> Iterator[str]:
 
 def draw(rows: Sequence[Row]) -> Figure:
     """Return the figure: the gap of each run, and the mean of each way with its interval."""
-    return plot_gaps("Validation loss less exact training's, in nats a character", gaps(rows))
+    return plot_gaps("Validation loss less exact training's, in nats a character", gaps(rows, MODELS, BITS))
 
 
 EXPERIMENT = Experiment("two_bits_seeds", cases, measure, lambda case: 15.0, lines, draw, workers=16)
