@@ -209,8 +209,8 @@ class _OfGroups:
     def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
         if x.device.type != "cpu" and is_autocast(x):  # as it does with F.group_norm, though not with this
             half = (torch.float16, torch.bfloat16)
-            x, weight, bias = (t.float() if t is not None and t.dtype in half else t for t in (x, weight, bias))
-            assert x is not None
+            x = x.float() if x.dtype in half else x
+            weight, bias = (t.float() if t is not None and t.dtype in half else t for t in (weight, bias))
         y, mean, rstd = torch.native_group_norm(_regular(x), weight, bias, *self._sizes(x), self.groups, self.eps)
         shape = (*mean.shape, *(1 for _ in x.shape[1:]))
         return y, mean.view(shape), rstd.view(shape)
