@@ -35,6 +35,7 @@ from ....runtime.self_test import outcome
 from ....tables import FewbitError
 from ..timing import timed
 from .block_checks import compiled, eager, losses_in_chunks, plans, reduce_overhead
+from .layer_checks import layers
 from .trying import Said, is_right, tried
 
 Check = Callable[[str], Said]
@@ -323,6 +324,7 @@ CHECKS: Mapping[str, Check] = {
     "misaligned": misaligned,
     "compiled": compiled,
     "eager": eager,
+    "layers": layers,
     "plans": plans,
     "losses in chunks": losses_in_chunks,
     "formulas": formulas,

@@ -23,7 +23,9 @@ def called(*arguments):
     return outcome.output
 
 
-@pytest.mark.parametrize("name", ["threads", "misaligned", "first use in a graph", "noise in graphs", "formulas"])
+@pytest.mark.parametrize(
+    "name", ["threads", "misaligned", "first use in a graph", "noise in graphs", "formulas", "layers"]
+)
 def test_a_check(name):
     *_, last = checks.CHECKS[name]("cpu")
     assert last["ok"], last
