@@ -12,12 +12,12 @@ from ...tables.sizes import size_like
 from .compiled import CompiledKnown, know_compiled, know_hosted, other_ways
 from .compiled_run import compile_step
 from .document import Plan
-from .eager_planner import Planner, exact_peak, nearest_refusal
+from .eager_planner import Planner
 from .known import Known, targets_by_way
 from .problem import ALL_GRAPHS, Limits
 from .recorder import trace
 from .seconds import Measured
-from .solver import NoPlanError
+from .solver import NoPlanError, nearest_refusal
 
 log = logging.getLogger("fewbit.plan")
 WORTH = 0.03  # of a step's time, by which times of the same step scatter
@@ -143,7 +143,7 @@ class CompiledPlanner(Planner):
             for choice in plan.choices
         )
         points = (*self.plan_points(known), *self.other_points(known)) if self.frontier else ()
-        return replace(plan, choices=choices, exact_peak=exact_peak(self.problem(exact)), frontier=points)
+        return replace(plan, choices=choices, exact_peak=self.problem(exact).exact_peak(), frontier=points)
 
     def verified(self, known: CompiledKnown) -> Plan:
         """Return a plan that was compiled, whose peak and time are the measured ones.

@@ -31,7 +31,7 @@ from .problem import AND, EXACT, RECOMPUTE, Hold, Limits, Option, Price, Problem
 from .recorder import trace
 from .roofline import Roofline, device_of
 from .seconds import Measured, Speeds
-from .solver import Effort, NoPlanError, TooLittleMemoryError, is_feasible, merge, solve, split
+from .solver import Effort, NoPlanError, TooLittleMemoryError, is_feasible, merge, nearest_refusal, solve, split
 from .static import Parallel, Static
 from .step import Step
 from .structure import structure_aside
@@ -81,7 +81,7 @@ class Planner:
         """Return the limits, with the memory that is a share of the peak of a step that saves all exactly."""
         if self.share is None:
             return self.limits
-        return replace(self.limits, memory=int(self.share * exact_peak(self.problem(exact))))
+        return replace(self.limits, memory=int(self.share * self.problem(exact).exact_peak()))
 
     def best_eager(self, plain: Known) -> Plan:
         """Return the best plan for a step as it is, or by ways that change it as a whole.
@@ -148,7 +148,7 @@ class Planner:
     def beside_exact(self, plan: Plan, known: Known, plain: Known) -> Plan:
         """Return a plan with the peak of the step as it is, and the frontier if it is asked for: plans for the step of
         this plan, beside other ways to train the step as it is."""
-        exact = exact_peak(self.problem(plain))
+        exact = self.problem(plain).exact_peak()
         if not self.frontier:
             return replace(plan, exact_peak=exact)
         plans = [replace(point, time=point.time + known.taken) for point in self.plan_points(known)]
@@ -171,17 +171,21 @@ class Planner:
         _log.info("tracing a step")
         traced = trace(step)
         ways = tuple(way for way in WAYS_TO_SAVE if self.recompute or RECOMPUTE not in way.methods)
-        of_tensors = errors_by_shape(traced)
-        estimates = {m: e for way in ways for m, e in way.estimate(step, traced, of_tensors).items()}
+
+        def estimated(speeds: Speeds) -> Known:
+            of_tensors = errors_by_shape(traced)
+            errors = {m: e for way in ways for m, e in way.estimate(step, traced, of_tensors).items()}
+            return Known(traced, ways, errors, speeds)
+
         if refuses and not step.is_abstract:
-            self.refuse_too_little(Known(traced, ways, estimates, Speeds()))
+            self.refuse_too_little(estimated(Speeds()))
         _log.info("timing the quantizers")
         speeds = self.speeds
         if speeds is None:
             is_here = not self.step.is_abstract and self.gpu is None
             speeds = Measured(step) if is_here else Roofline(step, device_of(self.gpu or "a100"))
         if self.step.is_abstract:
-            return Known(traced, ways, estimates, speeds)
+            return estimated(speeds)
         _log.info("measuring what rounding does to the gradient")
         part, errors = step.part(), {}
         with part.step.apart():
@@ -268,7 +272,7 @@ class Planner:
     def plan_points(self, known: Known | CompiledKnown) -> list[Point]:
         """Return plans for memories from the least to that of exact training."""
         problem = self.problem(known)
-        merged, most = with_fewer_options(problem, known), exact_peak(problem)
+        merged, most = with_fewer_options(problem, known), problem.exact_peak()
         least = int(solve(merged, Limits(time=1e6), self.price).price)
         points = []
         for i in range(self.frontier):
@@ -363,7 +367,7 @@ class Planner:
             signature(self.step.model),
             tuple(choices),
             peak,
-            exact_peak(problem),
+            problem.exact_peak(),
             *(solution.error, solution.bias**0.5, problem.seconds, solution.gap),
             {"memory": self.limits.memory, "error": self.limits.error, "time": self.limits.time},
             self.step.samples,
@@ -404,22 +408,10 @@ class Planner:
         return is_feasible(problem, self.limits)
 
 
-def nearest_refusal(refusals: Sequence[FewbitError]) -> FewbitError:
-    """Return what says the least memory of all, of what was said of a step by several ways; else what was said first:
-    a way that computes again may be refused for its time alone."""
-    of_memory = [error for error in refusals if isinstance(error, TooLittleMemoryError)]
-    return min(of_memory, key=lambda error: error.least.price, default=refusals[0])
-
-
 def _point(name: str, problem: Problem, chosen: Sequence[Option]) -> Point:
     error = sum(o.error for o in chosen) ** 0.5
     time = 1 + sum(o.seconds for o in chosen) / max(problem.seconds, 1e-9)
     return Point(name, problem.fixed + int(problem.usage(chosen).max()), error, time)
-
-
-def exact_peak(problem: Problem) -> int:
-    """Return the peak of a step that saves all exactly."""
-    return problem.fixed + int(problem.usage(o for o in problem.options if o.method == EXACT).max())
 
 
 def with_fewer_options(problem: Problem, known: Known | CompiledKnown) -> Problem:

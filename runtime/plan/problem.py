@@ -100,6 +100,10 @@ class Problem:
                 change[hold.end] -= hold.nbytes
         return self.base + np.cumsum(change[:-1])
 
+    def exact_peak(self) -> int:
+        """Return the bytes of the peak of a step that saves all exactly."""
+        return self.fixed + int(self.usage(o for o in self.options if o.method == EXACT).max())
+
     def floor(self) -> int:
         """Return bytes of the peak that no choice goes below: those of the largest moment, with all that options may
         spare of what is there anyway."""

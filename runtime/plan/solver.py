@@ -8,7 +8,7 @@ two is what a better plan could still gain.
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -37,6 +37,13 @@ class TooLittleMemoryError(NoPlanError):
 
     def __reduce__(self) -> tuple[type[FewbitError], tuple[str]]:
         return FewbitError, (str(self),)  # as one process tells another
+
+
+def nearest_refusal(refusals: Sequence[FewbitError]) -> FewbitError:
+    """Return what says the least memory of all, of what was said of a step by several ways; else what was said first:
+    a way that computes again may be refused for its time alone."""
+    of_memory = [error for error in refusals if isinstance(error, TooLittleMemoryError)]
+    return min(of_memory, key=lambda error: error.least.price, default=refusals[0])
 
 
 @dataclass(frozen=True)

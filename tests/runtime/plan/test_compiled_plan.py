@@ -14,7 +14,6 @@ from fewbit.runtime.plan.compiled_planner import CompiledPlanner
 from fewbit.runtime.plan.compiled_run import budget_runs
 from fewbit.runtime.plan.compiled_values import Value
 from fewbit.runtime.plan.document import Plan
-from fewbit.runtime.plan.eager_planner import exact_peak
 from fewbit.runtime.plan.problem import ALL_GRAPHS, Hold, Limits, Price
 from fewbit.runtime.plan.static import static_bytes
 from fewbit.runtime.plan.step import Step
@@ -117,7 +116,9 @@ class TestACompiledPlan:
         plan = planner.beside_torch(planner.solved(known), known)
         names = [point.name for point in plan.frontier]
         assert names.count("plan") in (2, 3) and {"exact", "2 bits", "8 bits"} < {*names}
-        assert max(p.memory for p in plan.frontier if p.name in ("plan", "exact")) == exact_peak(planner.problem(known))
+        assert (
+            max(p.memory for p in plan.frontier if p.name in ("plan", "exact")) == planner.problem(known).exact_peak()
+        )
 
     def test_has_one_row_for_equal_layers(self, planned):
         """Values of a graph are numbered through, mul_7 in the second layer for mul in the first."""
