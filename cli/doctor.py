@@ -181,7 +181,7 @@ def _kernel_tests(backend: str) -> Iterator[KernelTest]:
     if backend not in ("cpu", "cuda"):
         return
     from ..runtime.self_test import Check, Outcome, checks, outcome
-    from ..runtime.tensors.dtypes import name_of
+    from ..runtime.tensors.traits import name_of
 
     todo = list(checks(backend))
     done: dict[str, list[tuple[Check, Outcome]]] = {}

@@ -18,7 +18,7 @@ from ..runtime.plan.document import Plan
 from ..runtime.plan.seconds import step_seconds
 from ..runtime.plan.static import static_bytes
 from ..runtime.plan.step import Step
-from ..runtime.tensors.dtypes import sum_of_squares
+from ..runtime.tensors.traits import sum_of_squares
 from ..tables import FewbitError
 
 Batch = Mapping[str, Any] | tuple[Any, ...]

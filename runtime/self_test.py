@@ -22,8 +22,8 @@ from ..tables import load_table
 from ..tables.compiling import NotCompiledError, refused_compilation, silent_compilation
 from .backends.reference import activation as activations
 from .backends.reference import fixed_point, outlier, per_group, preact, rotated
-from .tensors.dtypes import KINDS, name_of
 from .tensors.table_registry import register_table
+from .tensors.traits import KINDS, name_of
 
 # Kernels for a GPU are compiled for each dtype and number of bits, which takes a second each.
 _BITS = {"cpu": (1, 2, 3, 4, 5, 6, 7, 8), "cuda": (2, 3, 4)}

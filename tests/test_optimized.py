@@ -11,7 +11,7 @@ import torch
 from torch import nn
 import fewbit
 from fewbit.runtime.backends.forwards import forward_of
-from fewbit.runtime.tensors.layout import flat
+from fewbit.runtime.tensors.spec import flat
 from fewbit.runtime.quantizers import Outlier, PerGroup
 from fewbit.runtime.convert.find import form_of
 

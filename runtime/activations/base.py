@@ -7,8 +7,8 @@ from torch import Tensor, fx, nn
 from ...tables import FewbitError, Table
 from ...tables.errors import shown
 from ..backends.forwards import forward_of
-from ..tensors.dtypes import DTYPES
 from ..tensors.table_registry import register_table, register_unpickled
+from ..tensors.traits import DTYPES
 from .dispatch import Swapper, apply, key_for, number
 from .following import FollowingTable
 from .table_lookup import Rounding, resolve_table

@@ -25,7 +25,7 @@ from ...tables.table import check_bits
 from ..backends.activation_spec import ROWS
 from ..backends.forwards import forward_of
 from ..backends.torch_functions import gelu_function, torch_function
-from ..tensors.dtypes import DTYPES
+from ..tensors.traits import DTYPES
 from . import functional
 from .table_lookup import DEFAULT_BITS, Rounding, TableOrPath, check_rounding, key_for_activation, read_tables
 

@@ -30,9 +30,9 @@ from ..backends.cuda import activation as cuda
 from ..backends.cuda import rounding as cuda_rounding
 from ..backends.forwards import forward_of
 from ..ops.arguments import check_dtype, checked, keys_of, refuse
-from ..tensors.layout import as_dense, with_known_order, with_stride
-from ..tensors.plain import is_plain
+from ..tensors.spec import as_dense, with_known_order, with_stride
 from ..tensors.table_registry import table_of
+from ..tensors.traits import is_plain
 from . import transforms
 from .following import FollowingTable
 from .following import apply as follow

@@ -27,9 +27,8 @@ from ...tables.errors import check_integer, shown
 from ...tables.table import Kind, table_from_dict, table_to_dict
 from .. import ops
 from ..ops.arguments import check_dtype, refuse
-from ..tensors.handles import new_handle
-from ..tensors.layout import with_known_order
-from ..tensors.passes import in_backward
+from ..tensors.graphs import in_backward, new_handle
+from ..tensors.spec import with_known_order
 from ..tensors.table_registry import register_table
 from .table_lookup import WEIGHT_OF_KIND
 

@@ -16,8 +16,8 @@ from ..backends.reference.glu import product, product_over
 from ..backends.reference.glu_derivatives import derivative_of
 from ..ops.arguments import refuse
 from ..quantizers import Rotated
-from ..tensors.dtypes import as_kind
 from ..tensors.glu_parts import GLUPlan, Wanted
+from ..tensors.traits import as_kind
 
 # Copies in the codes of `Rotated` are tensors that autograd saves. Two copies are turned by signs of their own, so that
 # the mean of their product is right too. Groups of 128 lie in the rows of the last dimension.

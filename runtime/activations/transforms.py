@@ -17,7 +17,7 @@ from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from .. import ops
 from ..backends.forwards import forward_of
 from ..ops.arguments import refuse
-from ..tensors.plain import is_dense
+from ..tensors.traits import is_dense
 
 
 def are_active() -> bool:

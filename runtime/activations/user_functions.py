@@ -21,7 +21,7 @@ from ...tables.table import check_bits
 from ..backends.expressions import canonical_text
 from ..backends.forwards import CALLABLE, custom_forward, register_callable
 from ..backends.torch_functions import FORWARDS, Forward
-from ..tensors.layout import with_stride
+from ..tensors.spec import with_stride
 from .table_lookup import DEFAULT_BITS, DEFAULT_KIND, WEIGHT_OF_KIND, Rounding, check_rounding
 
 Function = Callable[[Tensor], Tensor]

@@ -40,11 +40,10 @@ from ..layers.base import CompressedLayer
 from ..layers.saver import Recent
 from ..quantizers import PerGroup, Rotated
 from ..quantizers.kinds import QuantizerKind, check_kind
-from ..tensors.dtypes import widest_dtype
-from ..tensors.handles import new_handle
+from ..tensors.graphs import in_backward, new_handle
 from ..tensors.levels import UNIFORM, check_levels
-from ..tensors.passes import in_backward
 from ..tensors.rotation import relative_variance
+from ..tensors.traits import widest_dtype
 from .greedy import allocate_at_least
 from .problem import LEAST, LEFT, MOST
 from .savers import Batch, LayerSaver, SampleSaver

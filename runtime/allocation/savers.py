@@ -15,11 +15,9 @@ from .. import ops
 from ..layers.saver import TRACES_SIZES, Saver, Whole, compress_rows, is_held, is_no_smaller, last_innermost
 from ..layers.shared_codes import first_handle
 from ..quantizers import Compressed, PerGroup, PerGroupCompressed
-from ..tensors.dtypes import total_bytes
-from ..tensors.handles import new_handle
-from ..tensors.packing import GROUP
-from ..tensors.plain import is_abstract
-from ..tensors.rows import SampleBits, most_bytes
+from ..tensors.graphs import new_handle
+from ..tensors.packing import GROUP, SampleBits, most_bytes
+from ..tensors.traits import is_abstract, total_bytes
 from .problem import LEAST, MOST
 from .sensitivity import gradient_factor, has_weights, quantization_variance, rotated_variance
 

@@ -46,8 +46,8 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from ..layers.huggingface import Conv1D
 from ..layers.huggingface import RMSNorm as RMSNormOfTransformers
-from ..tensors.dtypes import widest_dtype
 from ..tensors.rotation import relative_variance
+from ..tensors.traits import widest_dtype
 
 _LINEAR = (nn.Linear, Conv1D)
 _WITH_WEIGHTS = (*_LINEAR, _ConvNd)  # tuples: compilers before torch 2.11 trace no unions

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...tables import FewbitError
 from ...tables.errors import shown
-from ..tensors.dtypes import arithmetic_dtype
+from ..tensors.traits import arithmetic_dtype
 from .torch_functions import FORWARDS
 
 if TYPE_CHECKING:

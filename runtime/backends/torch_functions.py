@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from ...tables import FewbitError
 from ...tables.names import number_text
-from ..tensors.dtypes import DTYPES, arithmetic_dtype
+from ..tensors.traits import DTYPES, arithmetic_dtype
 from .activation_spec import ROWS, ActivationRow
 
 

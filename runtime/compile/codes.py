@@ -33,8 +33,8 @@ from torch import Tensor
 
 from .. import ops
 from ..quantizers.per_group import LEAST_ROW
-from ..tensors.dtypes import KINDS, largest
 from ..tensors.packing import GROUP
+from ..tensors.traits import KINDS, largest
 from .planes import BLOCK, fold, pack, pack_block, unpack, written
 from .triton_store import writes_triton
 
@@ -120,7 +120,7 @@ def _divisor(n: int, most: int, multiple: int) -> int:
 def memory_order(x: Tensor) -> list[int] | None:
     """Return the dimensions of a dense tensor from the outermost in memory to the innermost, None if it has gaps.
 
-    By the values that symbolic sizes have in the example: tensors/layout.py would ask them, and so fix them.
+    By the values that symbolic sizes have in the example: tensors/spec.py would ask them, and so fix them.
     """
     hints = [hint(s) for s in x.stride()]
     order = sorted(range(x.dim()), key=lambda d: (-hints[d], d) if hint(x.shape[d]) != 1 else (-(10**18), d))

@@ -29,8 +29,8 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from ...tables import Table
 from ..quantizers.per_group import LEAST_ROW
-from ..tensors.dtypes import name_of
 from ..tensors.packing import packed_size
+from ..tensors.traits import name_of
 from . import integers
 from .codes import Groups, groups_of, hint
 from .factors import arguments_of, table_of

@@ -13,8 +13,8 @@ from torch._inductor import config, inductor_prims
 
 from ...tables import FewbitError
 from .. import ops
-from ..tensors.dtypes import name_of
 from ..tensors.table_registry import table_text
+from ..tensors.traits import name_of
 from .codes import (
     Form,
     dequantize,

@@ -26,8 +26,8 @@ from torch import Tensor
 from .. import ops
 from ..backends.reference.rotated import buffer_size
 from ..quantizers.per_group import LEAST_ROW
-from ..tensors.dtypes import DTYPES, KINDS
 from ..tensors.rotation import GROUP_SIZES
+from ..tensors.traits import DTYPES, KINDS
 from .codes import cast_within, hint, memory_order
 
 

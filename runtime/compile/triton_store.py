@@ -15,7 +15,7 @@ from typing import Any
 import sympy
 import torch
 
-from ..tensors.dtypes import name_of
+from ..tensors.traits import name_of
 from . import planes
 from .planes import BLOCK, WORDS
 

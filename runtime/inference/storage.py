@@ -18,8 +18,8 @@ from ...tables import FewbitError
 from ...tables.errors import shown
 from ...tables.files import atomic_write, check_writable, reason
 from ..quantizers import Outlier, OutlierCompressed
-from ..tensors.dtypes import DTYPES, name_of
 from ..tensors.spec import TensorSpec
+from ..tensors.traits import DTYPES, name_of
 from .activations import InputQuantizer
 from .calls import weights_of
 from .layers import PARTS, PackedLayer, PackedTensor

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from .. import ops
 from ..backends.reference import attention as reference
-from ..tensors.plain import is_autocast
+from ..tensors.traits import is_autocast
 from .base import CompressedFunction, CompressedLayer, apply, check_first_derivative, compresses, keep, kept, observed
 from .dropout import dropout
 from .linear import linear

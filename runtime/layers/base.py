@@ -22,8 +22,7 @@ from torch.compiler import disable, is_compiling
 from ...tables import FewbitError
 from ...tables.errors import shown
 from ..quantizers import Compressed, PerGroup
-from ..tensors.dtypes import DTYPES
-from ..tensors.plain import is_dense
+from ..tensors.traits import DTYPES, is_dense
 from .saver import (
     TRACES_FUNCTIONS,
     TRACES_SIZES,

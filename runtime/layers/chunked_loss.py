@@ -20,7 +20,7 @@ from torch.compiler import is_compiling
 
 from ...tables import FewbitError
 from ...tables.errors import shown
-from ..tensors.plain import is_autocast, without_autocast
+from ..tensors.traits import is_autocast, without_autocast
 from .base import CompressedFunction, apply, check_first_derivative
 from .liger_loss import loss_by_liger
 from .loss_in_graphs import ChunkedLossInGraph

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_map_only
 
 from ...tables import FewbitError
-from ..tensors.plain import is_autocast, without_autocast
+from ..tensors.traits import is_autocast, without_autocast
 from .base import check_first_derivative
 from .chunked_loss import loss_of, product_dtype
 from .loss_of_chunk import AS_IT_IS, LossOptions, Squash

@@ -34,8 +34,8 @@ from ..activations.transforms import keeps
 from ..ops.arguments import check_dtype
 from ..quantizers.kinds import QuantizerKind
 from ..tensors.glu_parts import DEFAULT_COPY_BITS, GLUPlan, Keep, Wanted
-from ..tensors.plain import is_autocast, is_dense
 from ..tensors.table_registry import register_unpickled, table_of
+from ..tensors.traits import is_autocast, is_dense
 from .dropout import dropout_and_bits
 from .gated_mlp_function import copying, fewbit_gated_mlp
 from .rebuilding import Make, Rebuilding

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..tensors.dtypes import arithmetic_dtype
-from ..tensors.plain import is_autocast
+from ..tensors.traits import arithmetic_dtype, is_autocast
 from .base import (
     CompressedFunction,
     apply,

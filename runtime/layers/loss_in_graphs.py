@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from ..ops.declare import ONCE, PURE, Call, declare
-from ..tensors.dtypes import name_of
-from ..tensors.plain import without_autocast
+from ..tensors.traits import name_of, without_autocast
 from .loss_of_chunk import LossOptions, Squash
 from .loss_over_chunks import Product, loss_and_gradients, save_gradients, saved_gradients, sum_dtype
 

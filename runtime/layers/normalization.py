@@ -25,8 +25,8 @@ from ...tables import FewbitError
 from ...tables.errors import shown
 from .. import ops
 from ..quantizers import Compressed
-from ..tensors.capture import is_capturing
-from ..tensors.plain import is_abstract
+from ..tensors.graphs import is_capturing
+from ..tensors.traits import is_abstract
 from .base import DEFAULT_LAYER_BITS, CompressedLayer
 from .saver import Saver, Whole, compress_rows, tensors_in
 

@@ -28,8 +28,7 @@ from torch.compiler import is_compiling
 
 from .. import ops
 from ..quantizers import Compressed
-from ..tensors.dtypes import total_bytes
-from ..tensors.plain import is_abstract
+from ..tensors.traits import is_abstract, total_bytes
 from .base import observed
 from .saver import Saver, Whole, as_saver, compress_input, compress_rows, found_in_graph, put_together, take_apart
 

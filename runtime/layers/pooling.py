@@ -17,7 +17,7 @@ from .. import ops
 from ..backends.cpu import pooling as cpu
 from ..backends.reference import pooling as reference
 from ..ops.pooling import check_places
-from ..tensors.plain import has_kernels, is_batch
+from ..tensors.traits import has_kernels, is_batch
 from .base import CompressedFunction, apply, check_first_derivative, compresses
 
 __all__ = [

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch._C import _autograd  # pyright: ignore[reportAttributeAccessIssue]
 from torch.autograd.graph import saved_tensors_hooks
 
-from ..tensors.casts import cast_source
+from ..tensors.graphs import cast_source
 
 __all__ = ["Make", "Rebuilding"]
 

@@ -22,9 +22,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.torch_version import TorchVersion
 
 from ..quantizers import Compressed, PerGroup, Quantizer
-from ..tensors.casts import cast_key
-from ..tensors.dtypes import total_bytes
-from ..tensors.rows import packed_bytes
+from ..tensors.graphs import cast_key
+from ..tensors.packing import packed_bytes
+from ..tensors.traits import total_bytes
 from .callers import is_callers
 
 # Whether torch's compiler traces the layers' functions of autograd at all, and those in which sizes depend on values.

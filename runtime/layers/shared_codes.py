@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from ..quantizers import Outlier, OutlierCompressed
-from ..tensors.layout import as_dense
-from ..tensors.spec import TensorSpec
+from ..tensors.spec import TensorSpec, as_dense
 
 # Compiled code attaches parts, and neither finds what the other left: a graph may end between two layers.
 _CODES, _PARTS, _HANDLES = "_fewbit_codes", "_fewbit_parts", "_fewbit_handles"

@@ -15,10 +15,8 @@ from ...tables import FewbitError
 from ...tables.errors import shown
 from ..quantizers import Outlier, OutlierCompressed
 from ..quantizers.outlier import masked
-from ..tensors.dtypes import DTYPES
-from ..tensors.layout import as_dense, with_stride
-from ..tensors.plain import is_batch, is_quantizable
-from ..tensors.spec import TensorSpec
+from ..tensors.spec import TensorSpec, as_dense, with_stride
+from ..tensors.traits import DTYPES, is_batch, is_quantizable
 from .base import CompressedFunction, apply, check_first_derivative
 from .saver import TRACES_FUNCTIONS
 from .shared_codes import leave

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..tensors.plain import tensors_among
+from ..tensors.traits import tensors_among
 from .storages import identity_of
 
 _KINDS = frozenset((Tensor, nn.Parameter))

@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..layers.deferred_logits import DeferredLogits
 from ..layers.saver import take_apart
-from ..tensors.plain import in_scratch, tensors_among
+from ..tensors.traits import in_scratch, tensors_among
 from .storages import identity_of, parts_of
 from .values import values_for
 

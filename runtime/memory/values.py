@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...tables import FewbitError
-from ..tensors.plain import is_abstract, tensors_among
+from ..tensors.traits import is_abstract, tensors_among
 from .meta_results import MetaResults
 from .storages import identity_of
 

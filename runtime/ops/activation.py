@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ...tables import FewbitError
 from ..backends.forwards import forward_of
-from ..tensors.layout import as_dense, with_stride
+from ..tensors.spec import as_dense, with_stride
 from ..tensors.table_registry import table_of
 from .arguments import (
     check_deterministic,

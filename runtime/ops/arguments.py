@@ -8,11 +8,11 @@ from torch import Tensor
 
 from ...tables import DETERMINISTIC, FewbitError
 from ..backends.forwards import forward_of
-from ..tensors.dtypes import DTYPES, KINDS, name_of
-from ..tensors.layout import is_dense
 from ..tensors.packing import packed_size
 from ..tensors.philox import Seed
+from ..tensors.spec import is_dense
 from ..tensors.table_registry import table_of
+from ..tensors.traits import DTYPES, KINDS, name_of
 
 
 def refuse(*_: Any) -> NoReturn:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ...tables import FewbitError
 from ...tables.errors import check_integer
-from ..tensors.layout import as_dense
 from ..tensors.packing import packed_size
+from ..tensors.spec import as_dense
 from ..tensors.validation import check_part
 from .arguments import are_concrete, check_kind, check_result, empty_codes
 from .declare import IN_MEMORY_ORDER, Call, declare

@@ -1,4 +1,4 @@
-"""Activations by the table in use of a `FollowingTable`, which a compiled graph knows by a handle (tensors/handles.py).
+"""Activations by the table in use of a `FollowingTable`, which a compiled graph knows by a handle (tensors/graphs.py).
 
 activation_following(x, function, parameters, following, bits, seed) -> f(x), packed codes, version
 multiply_following(grad, packed, version, following, bits, stride) -> grad · q(x)
@@ -13,9 +13,9 @@ from torch import Tensor
 from ...tables import FewbitError
 from ..backends.cuda import following as cuda
 from ..backends.forwards import forward_of
-from ..tensors.handles import by_handle
-from ..tensors.layout import with_stride
+from ..tensors.graphs import by_handle
 from ..tensors.packing import packed_size
+from ..tensors.spec import with_stride
 from ..tensors.table_registry import table_of
 from .activation import activation, encode_at_random, multiply
 from .arguments import check_dtype, check_packed, check_parameters, check_stride, empty_codes

@@ -27,9 +27,9 @@ from ...tables import FewbitError
 from ...tables.errors import check_integer, shown
 from ..backends.forwards import forward_of
 from ..backends.reference.glu_derivatives import derivative_of
-from ..tensors.dtypes import DTYPES
 from ..tensors.glu_parts import GROUP_SIZE
 from ..tensors.table_registry import table_of
+from ..tensors.traits import DTYPES
 from .arguments import (
     check_deterministic,
     check_dtype,

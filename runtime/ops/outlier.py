@@ -14,8 +14,8 @@ from torch import Tensor
 from ...tables import FewbitError
 from ...tables.errors import check_integer
 from ..backends.reference.outlier import POSITION_BLOCK, count_of
-from ..tensors.dtypes import KINDS
 from ..tensors.packing import packed_size
+from ..tensors.traits import KINDS
 from ..tensors.validation import check_part
 from .arguments import are_concrete, check_kind, check_result, empty_codes
 from .declare import Call, declare

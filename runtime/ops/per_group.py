@@ -26,9 +26,8 @@ from ...tables import FewbitError
 from ...tables.errors import check_integer
 from ..backends.reference.per_group import buffer_size, elements_of
 from ..tensors.levels import UNIFORM, check_levels
-from ..tensors.packing import GROUP, packed_size
+from ..tensors.packing import GROUP, Rows, packed_size
 from ..tensors.philox import NEAREST, Seed
-from ..tensors.rows import Rows
 from ..tensors.validation import check_groups, has_values
 from .arguments import are_concrete, check_equally_many, check_kind, check_result, check_seeds, keys_of, shown_tensor
 from .declare import ON_HOST, Call, declare

@@ -15,9 +15,9 @@ from torch import Tensor
 from ...tables import FewbitError
 from ...tables.errors import check_integer
 from ..backends.reference import preact as reference
-from ..tensors.dtypes import DTYPES, KINDS
-from ..tensors.layout import as_dense, is_dense, with_stride
 from ..tensors.packing import packed_size
+from ..tensors.spec import as_dense, is_dense, with_stride
+from ..tensors.traits import DTYPES, KINDS
 from ..tensors.validation import check_part, shown_part
 from .arguments import empty_codes
 from .declare import IN_MEMORY_ORDER, Call, declare

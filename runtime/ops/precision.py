@@ -1,4 +1,4 @@
-"""Mixed precision in compiled graphs: a `MixedPrecision` and its savers, given by their handles (tensors/handles.py).
+"""Mixed precision in compiled graphs: a `MixedPrecision` and its savers, given by their handles (tensors/graphs.py).
 
 begin_iteration(iteration, precision)                       They learn of a forward pass, of x, of sharing the codes
 allocate_bits(x, iteration, saver, group_size) -> bits, room    of `host`, and of the gradient.
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...tables import FewbitError
-from ..tensors.handles import by_handle
+from ..tensors.graphs import by_handle
 from .declare import ON_HOST, ONCE, Call, declare
 
 _STATEFUL = (*ON_HOST, ONCE)

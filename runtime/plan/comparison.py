@@ -38,7 +38,7 @@ from ..memory.saved import Profile
 from ..memory.timeline import Timeline, timeline_of_step
 from ..quantizers import PerGroup, Quantizer
 from ..saved.hooks import compress_saved_tensors
-from ..tensors.plain import is_abstract
+from ..tensors.traits import is_abstract
 
 # The options of `convert`; its `inputs` are those of the comparison.
 OPTIONS = tuple(name for name in inspect.signature(convert).parameters if name not in ("model", "inputs"))

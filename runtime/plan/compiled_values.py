@@ -15,7 +15,7 @@ from ..compile.options import CompileOptions
 from ..compile.partitioner import FewbitPartitioner
 from ..compile.report import ignore
 from ..compile.roles import ROUNDED, Role
-from ..tensors.dtypes import sum_of_squares
+from ..tensors.traits import sum_of_squares
 from .compiled_run import DIVISION, dividing_backend, forgotten_after
 from .errors import LEAST_LINEAR, LEAST_OF_SCORES, PROBE, alike, difference, errors_of_each, product, segments
 from .places import without_numbers

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ...tables import FewbitError
 from ...tables.sizes import size_like
 from ..memory.listing import size_text
-from ..tensors.plain import tensors_among
+from ..tensors.traits import tensors_among
 from .compiled import CompiledKnown
 from .compiled_run import budget_runs
 from .document import Choice, PeakMemory, Plan, Point, Timeline, signature

@@ -38,7 +38,7 @@ from ...tables import FewbitError
 from ..layers.huggingface import Conv1D
 from ..layers.saver import Saver, last_innermost
 from ..quantizers import Compressed, Outlier, PerGroup, Rotated
-from ..tensors.dtypes import sum_of_squares
+from ..tensors.traits import sum_of_squares
 from .errors import (
     BITS,
     LINEAR,

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ...tables import FewbitError
 from ...tables.errors import check_integer, shown
 from ..compile.options import CompileOptions
-from ..tensors.dtypes import sum_of_squares
+from ..tensors.traits import sum_of_squares
 from .document import Plan
 from .fitted import OUTSIDE, Fitted, layers_of
 from .step import Loss, Step

@@ -21,9 +21,8 @@ from ..memory.peak import StorageTracker, no_collection
 from ..memory.storages import parts_of
 from ..quantizers import Compressed
 from ..saved.forms import Exactly
-from ..tensors.layout import as_dense
-from ..tensors.plain import scratch
-from ..tensors.spec import TensorSpec
+from ..tensors.spec import TensorSpec, as_dense
+from ..tensors.traits import scratch
 from .places import Places, Policy
 from .problem import Hold
 from .step import Step

@@ -12,7 +12,7 @@ from torch.utils.module_tracker import ModuleTracker
 from ...tables import FewbitError
 from ...tables.errors import shown
 from ...tables.names import nearest_hint
-from ..tensors.plain import tensors_among
+from ..tensors.traits import tensors_among
 from .problem import GROUPS, OUTLIERS, ROTATED
 from .seconds import Changed, Speeds
 from .step import Step

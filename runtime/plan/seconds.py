@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..quantizers import Compressed, Outlier, PerGroup, Rotated
 from ..saved.hooks import compress_saved_tensors
-from ..tensors.dtypes import DTYPES
+from ..tensors.traits import DTYPES
 from .gradient_error import outliers_of
 from .problem import GROUPS, OUTLIERS, ROTATED
 from .step import Step

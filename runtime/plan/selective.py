@@ -26,7 +26,7 @@ from ..convert.measure import read_inputs
 from ..quantizers import Quantizer
 from ..saved.checkpoint import outermost_blocks
 from ..saved.forms import Exact
-from ..tensors.plain import written_by
+from ..tensors.traits import written_by
 from .places import Places, Policy, within
 from .step import Step
 

@@ -14,8 +14,7 @@ from ...tables import FewbitError
 from ..memory.on_gpu import as_on_gpu
 from ..memory.peak import gradients_aside
 from ..memory.values import values_for
-from ..tensors.dtypes import sum_of_squares
-from ..tensors.plain import is_abstract
+from ..tensors.traits import is_abstract, sum_of_squares
 
 Loss = Callable[[Any], Tensor]
 LEAST_SAMPLES = 4  # of a part of a batch

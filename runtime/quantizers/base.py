@@ -8,9 +8,8 @@ from torch import Tensor
 from ...tables import FewbitError
 from ...tables.errors import shown
 from ..backends.cuda import keys
-from ..tensors.dtypes import DTYPES, name_of
 from ..tensors.philox import seed_beside
-from ..tensors.plain import has_kernels, is_plain
+from ..tensors.traits import DTYPES, has_kernels, is_plain, name_of
 
 
 class Compressed(Protocol):

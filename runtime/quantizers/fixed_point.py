@@ -30,9 +30,8 @@ from ...tables.errors import check_integer, shown
 from .. import ops
 from ..backends.cpu import fixed_point as cpu
 from ..backends.cuda import fixed_point as cuda
-from ..tensors.dtypes import as_kind
-from ..tensors.layout import as_dense, channel_run
-from ..tensors.spec import TensorSpec
+from ..tensors.spec import TensorSpec, as_dense, channel_run
+from ..tensors.traits import as_kind
 from ..tensors.validation import Unpickled, check_channels, check_form, check_packed
 from .base import check_tensor, kernels_of
 

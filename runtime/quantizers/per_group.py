@@ -37,15 +37,12 @@ from .. import ops
 from ..backends.cpu import per_group as cpu
 from ..backends.cuda import per_group as cuda
 from ..ops.arguments import keys_of
-from ..tensors.dtypes import as_kind, total_bytes
-from ..tensors.layout import as_dense, flat, with_stride
 from ..tensors.levels import UNIFORM, check_levels
-from ..tensors.packing import GROUP, packed_size
+from ..tensors.packing import GROUP, SampleBits, check_sample_bits, packed_bytes, packed_size, sample_bits_list
 from ..tensors.philox import draw_seed, seed_beside
-from ..tensors.plain import is_abstract
-from ..tensors.rows import SampleBits, check_sample_bits, packed_bytes, sample_bits_list
-from ..tensors.spec import TensorSpec
+from ..tensors.spec import TensorSpec, as_dense, flat, with_stride
 from ..tensors.table_registry import register_table
+from ..tensors.traits import as_kind, is_abstract, total_bytes
 from ..tensors.validation import Unpickled, check_form, check_groups
 from .base import check_tensor, kernels_of, seeds_beside
 

@@ -37,13 +37,11 @@ from .. import ops
 from ..backends.cpu import rotated as cpu
 from ..backends.cuda import rotated as cuda
 from ..ops.arguments import keys_of
-from ..tensors.dtypes import as_kind, total_bytes
-from ..tensors.layout import as_dense, flat
 from ..tensors.packing import packed_size
 from ..tensors.philox import draw_seed, seed_beside
-from ..tensors.plain import is_abstract
 from ..tensors.rotation import LEAST_PIECE, check_group_size, groups_of
-from ..tensors.spec import TensorSpec
+from ..tensors.spec import TensorSpec, as_dense, flat
+from ..tensors.traits import as_kind, is_abstract, total_bytes
 from ..tensors.validation import Unpickled, check_bits, check_form, check_part
 from .base import check_tensor, kernels_of, seeds_beside
 

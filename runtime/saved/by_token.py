@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ..tensors.plain import written_by
+from ..tensors.traits import written_by
 
 _CANDIDATES = (11, 13, 17, 19, 23)  # tokens: two of these are no sizes of the module's parameters
 _aten = torch.ops.aten

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from ..tensors.plain import tensors_among
+from ..tensors.traits import tensors_among
 
 
 class Again(Protocol):

@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...tables import FewbitError
 from ..tensors.packing import pack_mask, packed_size, unpack_mask
-from ..tensors.plain import is_abstract, written_by
+from ..tensors.traits import is_abstract, written_by
 from .call import Again, Call
 from .rules import rule_of
 

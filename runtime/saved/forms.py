@@ -16,10 +16,9 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..quantizers import Compressed
-from ..tensors.layout import as_dense, flat
 from ..tensors.packing import pack_mask, packed_size, unpack_mask
-from ..tensors.plain import is_abstract
-from ..tensors.spec import TensorSpec
+from ..tensors.spec import TensorSpec, as_dense, flat
+from ..tensors.traits import is_abstract
 from .exactness import Sides
 
 

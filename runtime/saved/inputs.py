@@ -17,7 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..layers.saver import ExactSaver, Saver, compress_rows, put_together, take_apart
-from ..tensors.dtypes import DTYPES
+from ..tensors.traits import DTYPES
 
 
 @dataclass(frozen=True)

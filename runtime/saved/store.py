@@ -17,9 +17,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..layers.saver import Saver
 from ..quantizers import Compressed, PerGroup, Quantizer, RotatedCompressed
-from ..tensors.casts import cast_key
-from ..tensors.layout import as_dense
-from ..tensors.plain import is_abstract
+from ..tensors.graphs import cast_key
+from ..tensors.spec import as_dense
+from ..tensors.traits import is_abstract
 from .exactness import OF_ROWS, Rule
 from .forms import Bits, Entry, Exact, InSides, Own, Probabilities, Repeated, Signed, View
 
@@ -61,7 +61,7 @@ class Store:
     Attributes:
         chooser, smallest: as for `compress_by`.
         entries: identity of a storage → its blocks, as long as a graph refers to them.
-        casts: what casts of one tensor have in common (tensors/casts.py) → the block of the first.
+        casts: what casts of one tensor have in common (tensors/graphs.py) → the block of the first.
         owns: a tensor and what functions ask of it → what is saved for them.
     """
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from ..layers.base import check_first_derivative
-from ..tensors.plain import is_abstract
+from ..tensors.traits import is_abstract
 from .recompute import Settings, device_of, hold
 
 # As chunks of a loss: below that many rows a product is bound by reading its weight.

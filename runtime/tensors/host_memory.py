@@ -56,24 +56,18 @@ def reused(shape: torch.Size, stride: tuple[int, ...], dtype: torch.dtype) -> Te
     nothing = torch.empty(0, dtype=dtype, device="cpu")
     if type(nothing) is not Tensor:  # a fake tensor has no memory
         return torch.empty_strided(shape, stride, dtype=dtype, device="cpu")
-    block = _taken(size)
+    try:
+        block = _kept.pop()
+    except IndexError:
+        block = None
+    if block is None or not size <= block.size <= 2 * size:  # too small, or mostly wasted
+        block = np.empty(size + _HUGE_PAGE, np.uint8)
+        _advise(block.ctypes.data, block.size, _MADV_HUGEPAGE)
     start = min(-block.ctypes.data % _HUGE_PAGE, block.size - size)
     memory = block[start : start + size]
     # Torch holds `memory` as long as the storage lives, and so do views and other tensors of the storage.
     weakref.finalize(memory, _keep, block).atexit = False
     return nothing.set_(torch.from_numpy(memory).untyped_storage(), 0, shape, stride)
-
-
-def _taken(size: int) -> np.ndarray:
-    """Return the cached block if it has at least `size` bytes and wastes little, else a new one."""
-    try:
-        block = _kept.pop()
-    except IndexError:
-        block = None
-    if block is None or not size <= block.size <= 2 * size:
-        block = np.empty(size + _HUGE_PAGE, np.uint8)
-        _advise(block.ctypes.data, block.size, _MADV_HUGEPAGE)
-    return block
 
 
 # At most one block. List operations are atomic: storages are freed on any thread.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...fewbit_gen.calibration import Measured
 from ...fewbit_gen.weights import ruler
-from .dtypes import has_float64
+from .traits import has_float64
 
 BINS = ruler.BINS
 # Larger than any gradient that training survives; sums of many squares of it are still finite.
@@ -54,7 +54,10 @@ class InputHistogram:
         if self._used is None:
             self._used = torch.zeros((), dtype=torch.int64, device=self.counts.device)
         for part, places in zip(gradient.split(_AT_ONCE), bins.split(_AT_ONCE), strict=True):
-            _count(part.to(self.counts.device).double(), places.to(self.counts.device), self.counts, self._used)
+            part, places = part.to(self.counts.device).double(), places.to(self.counts.device)
+            usable = (places >= 0) & (part.abs() <= _LARGEST_GRADIENT)  # False for NaN
+            self.counts.index_add_(0, places.clamp(min=0).int(), torch.where(usable, part, 0).square_())
+            self._used += usable.sum()
         self.elements += gradient.numel()
 
     def measured(self, name: str, activation: str) -> Measured | None:
@@ -62,12 +65,6 @@ class InputHistogram:
         if self.counts is None or not (self.counts > 0).any():
             return None
         return Measured(name, activation, self.counts.cpu().numpy(), self.used, self.elements - self.used)
-
-
-def _count(gradient: Tensor, bins: Tensor, counts: Tensor, used: Tensor) -> None:
-    usable = (bins >= 0) & (gradient.abs() <= _LARGEST_GRADIENT)  # False for NaN
-    counts.index_add_(0, bins.clamp(min=0).int(), torch.where(usable, gradient, 0).square_())
-    used += usable.sum()
 
 
 def bins_of(x: Tensor) -> Tensor:

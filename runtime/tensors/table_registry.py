@@ -23,8 +23,8 @@ from torch import Tensor
 from ...tables import FewbitError, Table
 from ...tables.errors import shown
 from ...tables.table import table_from_dict, table_to_dict
-from .capture import to_last
-from .dtypes import arithmetic_dtype
+from .graphs import to_last
+from .traits import arithmetic_dtype
 
 _TABLES: dict[str, Table] = {}
 

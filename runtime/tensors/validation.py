@@ -17,10 +17,9 @@ from torch import Tensor
 
 from ...tables import FewbitError
 from ...tables.errors import shown
-from .dtypes import DTYPES, name_of
-from .layout import is_dense
-from .packing import packed_size
-from .rows import Rows, aligned_sizes, most_bytes
+from .packing import Rows, aligned_sizes, most_bytes, packed_size
+from .spec import is_dense
+from .traits import DTYPES, name_of
 
 
 class Unpickled:

@@ -8,8 +8,8 @@ import torch
 from fewbit.runtime import ops
 from fewbit.runtime.backends.reference import activation as reference
 from fewbit.runtime.backends.torch_functions import FORWARDS
-from fewbit.runtime.tensors.layout import as_dense, with_stride
 from fewbit.runtime.tensors.packing import packed_size, unpack
+from fewbit.runtime.tensors.spec import as_dense, with_stride
 from fewbit.tables import FewbitError
 from in_threads import in_threads
 from runtime_cases import (

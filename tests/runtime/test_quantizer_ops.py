@@ -6,8 +6,8 @@ from fewbit import FewbitError
 from fewbit.quantizers import FixedPoint, Outlier, PerGroup, Rotated
 from fewbit.runtime import ops
 from fewbit.runtime.backends.reference import per_group as reference_per_group
+from fewbit.runtime.tensors.packing import Rows
 from fewbit.runtime.tensors.philox import NEAREST
-from fewbit.runtime.tensors.rows import Rows
 from quantizer_cases import reference, same_bits
 
 SEED = torch.tensor([12345])

@@ -8,7 +8,7 @@ import torch
 from fewbit.runtime import self_test
 from fewbit.runtime.backends.cpu import activation
 from fewbit.runtime.self_test import Outcome, checks, outcome
-from fewbit.runtime.tensors.dtypes import name_of
+from fewbit.runtime.tensors.traits import name_of
 from fewbit.tables.compiling import NotCompiledError
 
 FAMILIES = ("activation", "rounding", "per_group", "rotated", "fixed_point", "outlier", "glu", "preact", "pooling")

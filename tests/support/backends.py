@@ -17,7 +17,7 @@ from fewbit.quantizers import FixedPoint, Outlier, PerGroup, Rotated
 from fewbit.runtime.backends.cuda import activation, fixed_point, glu, outlier, per_group, preact, rotated, rounding
 from fewbit.runtime.backends.cuda.codegen.compiler import has_compiler
 from fewbit.runtime.backends.cuda.codegen.fixed_point import ELEMENTS_PER_BLOCK
-from fewbit.runtime.tensors.rows import SampleBits
+from fewbit.runtime.tensors.packing import SampleBits
 from fewbit.runtime.tensors.table_registry import table_of
 from host_kernels import (
     HostKernels,

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ...tensors import host_memory
-from ...tensors.layout import with_stride
 from ...tensors.packing import packed_size
+from ...tensors.spec import with_stride
 from ...tensors.table_registry import prepare
 from ..forwards import forward_of, key_of
 from ..torch_functions import Forward

@@ -11,9 +11,9 @@ import torch
 from numba import carray  # pyright: ignore[reportPrivateImportUsage]
 from torch import Tensor
 
-from ...tensors.dtypes import KINDS, largest, smallest
-from ...tensors.layout import flat
 from ...tensors.packing import packed_size
+from ...tensors.spec import flat
+from ...tensors.traits import KINDS, largest, smallest
 from ..reference.fixed_point import quant_params
 from .numba_tools import BLOCK, GROUP, as_float, build, read, read_codes, take, vector, write, write_codes
 from .threads import JOB_WORDS, Kernel, run

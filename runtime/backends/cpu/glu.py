@@ -14,9 +14,9 @@ from numba import carray, njit  # pyright: ignore[reportPrivateImportUsage]
 from torch import Tensor
 
 from ...tensors import host_memory
-from ...tensors.dtypes import KINDS, as_kind, largest
 from ...tensors.glu_parts import GROUP_SIZE
 from ...tensors.table_registry import prepare
+from ...tensors.traits import KINDS, as_kind, largest
 from ..forwards import forward_of
 from ..reference import glu as reference
 from ..reference.glu import Parts, nothing, product_over

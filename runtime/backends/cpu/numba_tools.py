@@ -12,7 +12,7 @@ from llvmlite import ir
 from numba import njit, types  # pyright: ignore[reportPrivateImportUsage]
 from numba.extending import intrinsic
 
-from ...tensors import dtypes, philox, rotation
+from ...tensors import philox, rotation, traits
 from ...tensors.philox import KEY_STEPS, MULTIPLIERS, ROUNDS
 from . import activation_kernels, vector_code, vectors
 from .activation_kernels import GROUP, _load_word, _narrow, _pack, _store_word, _take, _vector, _widen
@@ -40,7 +40,7 @@ def build(body: Callable[[Any], None], *parts: ModuleType) -> Kernel:
 
 @cache
 def _digest(*own: ModuleType) -> str:
-    parts = (activation_kernels, dtypes, philox, rotation, vector_code, vectors, *own)
+    parts = (activation_kernels, philox, rotation, traits, vector_code, vectors, *own)
     files = (__file__, *(str(part.__file__) for part in parts))
     return sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()[:8]
 
@@ -116,7 +116,7 @@ def as_bits(value: Any) -> Any:
 
 @njit(inline="always")
 def read(x: Any, kind: Any, start: Any, count: Any, to: Any) -> None:
-    """Read `count` numbers of a kind (dtypes.KINDS) from element `start` after the address `x`, as float32."""
+    """Read `count` numbers of a kind (traits.KINDS) from element `start` after the address `x`, as float32."""
     if kind == 0:
         singles = vector(x + start * 4, np.float32(0), count)  # pyright: ignore[reportCallIssue]
         for j in range(count):

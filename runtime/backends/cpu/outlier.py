@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from ...tensors import host_memory
-from ...tensors.dtypes import KINDS
 from ...tensors.packing import packed_size
+from ...tensors.traits import KINDS
 from ..reference import outlier as reference
 from ..reference.outlier import POSITION_BLOCK, count_of, steps_of
 from .outlier_dequantizer import dequantizer, masker

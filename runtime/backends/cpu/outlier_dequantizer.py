@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from numba import carray, njit  # pyright: ignore[reportPrivateImportUsage]
 
-from ...tensors.dtypes import largest, smallest
+from ...tensors.traits import largest, smallest
 from ..reference.outlier import POSITION_BLOCK
 from . import outlier_state
 from .numba_tools import GROUP, build, prefetch_to_read, prefetch_to_write, read, read_codes, take, vector, write

@@ -9,7 +9,7 @@ from llvmlite import ir
 from numba import njit, types  # pyright: ignore[reportPrivateImportUsage]
 from numba.extending import intrinsic
 
-from ...tensors.dtypes import largest, smallest
+from ...tensors.traits import largest, smallest
 from ..reference.outlier import LEAST_SPAN, POSITION_BLOCK
 from . import outlier_state
 from .numba_tools import GROUP, as_float, build, read, take, vector, write, write_codes

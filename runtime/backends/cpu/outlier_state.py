@@ -20,7 +20,7 @@ class State(ctypes.Structure):
     """What the four kernels share: numbers, and addresses in memory.
 
     Attributes:
-        x, kind, n: address of the elements, their format (dtypes.KINDS) and number.
+        x, kind, n: address of the elements, their format (traits.KINDS) and number.
         relu, bits, steps: of the quantizer; `steps` lie between the lowest level and the highest.
         stride, rank, below: of the sample; the number whose rank gives the bound, and how far below it the bound is.
         k: number of outliers; −1: all candidates are.

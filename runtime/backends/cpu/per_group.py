@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...tensors.dtypes import KINDS, largest
 from ...tensors.levels import (
     UNIFORM,
     prepare_levels,
 )
-from ...tensors.rows import Rows
+from ...tensors.packing import Rows
+from ...tensors.traits import KINDS, largest
 from ..reference.per_group import buffer_size, elements_of, keys_of
 from .buffers import PLANS, BufferPlan, Empty, empty_strided
 from .numba_tools import (

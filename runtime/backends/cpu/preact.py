@@ -20,9 +20,9 @@ import torch
 from numba import carray, njit  # pyright: ignore[reportPrivateImportUsage]
 from torch import Tensor
 
-from ...tensors.dtypes import KINDS, largest, smallest
-from ...tensors.layout import channel_run
 from ...tensors.packing import packed_size
+from ...tensors.spec import channel_run
+from ...tensors.traits import KINDS, largest, smallest
 from ..reference import preact as reference
 from .numba_tools import BLOCK, GROUP, as_float, build, read, read_codes, take, vector, write, write_codes
 from .preact_parameters import F32, I32, LEAST_RUN, code_rows, columns_of, normal_rows, spread

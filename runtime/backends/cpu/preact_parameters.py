@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from numba import njit  # pyright: ignore[reportPrivateImportUsage]
 
-from ...tensors.dtypes import largest
+from ...tensors.traits import largest
 from ..reference.fixed_point import LEAST_STEP, MOST_STEP
 from .numba_tools import vector
 

@@ -11,9 +11,9 @@ import torch
 from numba import carray  # pyright: ignore[reportPrivateImportUsage]
 from torch import Tensor
 
-from ...tensors.dtypes import KINDS, largest
 from ...tensors.packing import packed_size
 from ...tensors.rotation import LARGEST_GROUP, SIGNS, groups_of, pieces, positive_edges, positive_levels
+from ...tensors.traits import KINDS, largest
 from ..reference.rotated import TURNS, buffer_size, seeds_of
 from . import rotated_groups
 from .buffers import PLANS, BufferPlan, Empty, empty_strided

@@ -7,9 +7,9 @@ import torch
 from numba import carray  # pyright: ignore[reportPrivateImportUsage]
 from torch import Tensor
 
-from ...tensors.dtypes import KINDS
+from ...tensors.levels import prepare_rounding
 from ...tensors.packing import packed_size
-from ...tensors.rounding_table import prepare_rounding
+from ...tensors.traits import KINDS
 from .numba_tools import BLOCK, GROUP, as_float, build, random_words, read, scratch, take, vector, write_codes
 from .threads import JOB_WORDS, Kernel, run
 

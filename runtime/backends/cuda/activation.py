@@ -11,11 +11,10 @@ from functools import cache, lru_cache
 import torch
 from torch import Tensor
 
-from ...tensors.dtypes import name_of
-from ...tensors.layout import as_dense, with_stride
 from ...tensors.packing import packed_size
-from ...tensors.plain import is_autocast
+from ...tensors.spec import as_dense, with_stride
 from ...tensors.table_registry import table_of
+from ...tensors.traits import is_autocast, name_of
 from ..forwards import forward_of, key_of
 from ..reference import activation as reference
 from .codegen import FORMULAS, Kernel, elements_per_block, kernel_source

@@ -5,9 +5,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ...tensors.dtypes import KINDS, name_of
-from ...tensors.layout import flat
 from ...tensors.packing import packed_size
+from ...tensors.spec import flat
+from ...tensors.traits import KINDS, name_of
 from ..reference import fixed_point as reference
 from ..reference.fixed_point import QuantParams
 from .codegen.fixed_point import ELEMENTS_PER_BLOCK, ROWS, WARPS_PER_BLOCK, fixed_point_source

@@ -6,10 +6,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ...tensors.dtypes import KINDS, name_of
-from ...tensors.layout import with_stride
 from ...tensors.packing import packed_size
+from ...tensors.spec import with_stride
 from ...tensors.table_registry import prepare
+from ...tensors.traits import KINDS, name_of
 from ..forwards import forward_of
 from ..reference import activation as reference
 from .codegen.following import ELEMENTS_PER_BLOCK, following_source

@@ -1,4 +1,4 @@
-"""Seeds of rounding on a GPU: the stream of tensors/key_stream.py, with its place in the GPU's memory.
+"""Seeds of rounding on a GPU: the stream of tensors/philox.py, with its place in the GPU's memory.
 
 A CUDA graph records the kernel that draws, so each replay draws anew, and nothing waits for the host. The stream is
 that of the seed of torch's generator on the device: after the same `torch.manual_seed` every device draws the keys that
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ....tables import FewbitError
-from ...tensors.capture import is_capturing
+from ...tensors.graphs import is_capturing
 from ..reference import keys as reference
 from .codegen.keys import keys_source
 from .launching import Loaded, available, load

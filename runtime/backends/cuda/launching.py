@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...tensors.capture import check_no_capture
+from ...tensors.graphs import check_no_capture
 from ...tensors.philox import Seed
 from .codegen import THREADS
 from .codegen.compiler import compiler_package, has_compiler, machine_code

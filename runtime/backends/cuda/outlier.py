@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from ....tables import FewbitError
-from ...tensors.capture import is_capturing
-from ...tensors.dtypes import KINDS, name_of
+from ...tensors.graphs import is_capturing
 from ...tensors.packing import packed_size
+from ...tensors.traits import KINDS, name_of
 from ..reference import outlier as reference
 from ..reference.outlier import POSITION_BLOCK, count_of
 from .codegen.outlier import (

@@ -6,11 +6,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ...tensors.dtypes import KINDS, name_of
 from ...tensors.levels import UNIFORM, prepare_levels
-from ...tensors.packing import GROUP
+from ...tensors.packing import GROUP, Rows
 from ...tensors.philox import Seed
-from ...tensors.rows import Rows
+from ...tensors.traits import KINDS, name_of
 from ..reference import per_group as reference
 from . import launching
 from .codegen.per_group import CODES_PER_BLOCK, GROUPS_PER_BLOCK, per_group_source

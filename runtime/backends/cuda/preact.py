@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...tensors.layout import channel_run
 from ...tensors.packing import packed_size
+from ...tensors.spec import channel_run
 from .codegen.fixed_point import WARPS_PER_BLOCK
 from .fixed_point import launch, table
 from .launching import aligned, serves

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...tensors.capture import to_last
-from ...tensors.dtypes import KINDS, name_of
+from ...tensors.graphs import to_last
 from ...tensors.packing import packed_size
 from ...tensors.philox import Seed
 from ...tensors.rotation import LEAST_PIECE, SIGNS, groups_of, pieces, positive_edges, positive_levels
+from ...tensors.traits import KINDS, name_of
 from ..reference import rotated as reference
 from .codegen.rotated import ELEMENTS_PER_BLOCK, GROUPS_PER_BLOCK, rotated_source
 from .launching import Loaded, aligned, loaded, seed_arguments, serves

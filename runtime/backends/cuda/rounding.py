@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...tensors.dtypes import KINDS, name_of
-from ...tensors.layout import as_dense, with_stride
+from ...tensors.levels import RoundingTable, prepare_rounding
 from ...tensors.packing import packed_size
 from ...tensors.philox import Seed
-from ...tensors.rounding_table import RoundingTable, prepare_rounding
+from ...tensors.spec import as_dense, with_stride
 from ...tensors.table_registry import table_of
+from ...tensors.traits import KINDS, name_of
 from ..forwards import forward_of, key_of
 from ..reference import rounding as reference
 from .activation import empty_result, is_widened

@@ -16,7 +16,7 @@ from torch.compiler import is_compiling
 from torch.nn import functional as F
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ...tensors.plain import without_autocast
+from ...tensors.traits import without_autocast
 
 
 def forward(

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...tensors.dtypes import has_float64, largest, smallest
-from ...tensors.layout import flat
 from ...tensors.packing import pack, unpack
+from ...tensors.spec import flat
+from ...tensors.traits import has_float64, largest, smallest
 
 # Below the least, a channel counts as constant; between them Δ, its inverse and 2^K of each are finite in float32.
 LEAST_STEP, MOST_STEP = 2.0**-120, 2.0**118

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ...tensors.dtypes import arithmetic_dtype, as_kind, largest
 from ...tensors.glu_parts import GROUP_SIZE
 from ...tensors.packing import unpack
 from ...tensors.philox import Seed
 from ...tensors.table_registry import prepare
+from ...tensors.traits import arithmetic_dtype, as_kind, largest
 from ..forwards import CALLABLE, forward_of
 from . import activation as tables
 from . import per_group

@@ -1,4 +1,4 @@
-"""Seeds of rounding from fewbit's stream, on the host (tensors/key_stream.py)."""
+"""Seeds of rounding from fewbit's stream, on the host (tensors/philox.py)."""
 
 import torch
 from torch import Tensor

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from ...tensors.dtypes import largest, smallest
-from ...tensors.layout import flat
 from ...tensors.packing import pack, unpack
+from ...tensors.spec import flat
+from ...tensors.traits import largest, smallest
 
 POSITION_BLOCK = 240  # a full block's count fits 8 bits, and 16 divides it
 LEAST_SPAN = 2.0**-100  # of what is no outlier: the step's inverse is to be finite

@@ -6,8 +6,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ...tensors.capture import to_last
-from ...tensors.dtypes import largest
+from ...tensors.graphs import to_last
 from ...tensors.levels import (
     ABOVE,
     BELOW,
@@ -22,9 +21,9 @@ from ...tensors.levels import (
     UNIFORM,
     prepare_levels,
 )
-from ...tensors.packing import GROUP, packed_size
+from ...tensors.packing import GROUP, Rows, packed_size
 from ...tensors.philox import NEAREST, Seed, random_halves, rotated_halves
-from ...tensors.rows import Rows
+from ...tensors.traits import largest
 
 NOT_A_NUMBER, INFINITY = 0x7FC0, 0x7F80  # in the bits of bfloat16
 

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...tensors.dtypes import as_kind, widest_dtype
-from ...tensors.layout import channel_run, flat, with_stride
 from ...tensors.packing import unpack
-from ...tensors.plain import is_abstract
+from ...tensors.spec import channel_run, flat, with_stride
+from ...tensors.traits import as_kind, is_abstract, widest_dtype
 from .fixed_point import MOST_STEP, QuantParams, dequantize_by, in_float64, quant_params, quantize_by
 
 

@@ -12,8 +12,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ...tensors.capture import to_last
-from ...tensors.dtypes import largest
+from ...tensors.graphs import to_last
 from ...tensors.packing import GROUP, pack, packed_size, unpack
 from ...tensors.philox import MASK, Seed, philox
 from ...tensors.rotation import (
@@ -26,6 +25,7 @@ from ...tensors.rotation import (
     positive_edges,
     positive_levels,
 )
+from ...tensors.traits import largest
 
 NOT_A_NUMBER, LARGEST_HALF = 0x7FC0, 0x7F7F  # in the bits of bfloat16, in which scales are saved
 INFINITY = 0x7F800000  # in those of float32

@@ -1,12 +1,12 @@
-"""Codes of a table of kind `stochastic` in plain torch: tensors/rounding_table.py has the arithmetic."""
+"""Codes of a table of kind `stochastic` in plain torch: tensors/levels.py has the arithmetic."""
 
 import torch
 from torch import Tensor
 
-from ...tensors.layout import flat
+from ...tensors.levels import prepare_rounding
 from ...tensors.packing import GROUP, pack
 from ...tensors.philox import Seed, random_halves
-from ...tensors.rounding_table import prepare_rounding
+from ...tensors.spec import flat
 
 
 def encode_at_random(x: Tensor, table: str, seed: Seed) -> Tensor:

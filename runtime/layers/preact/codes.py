@@ -20,11 +20,9 @@ from ... import ops
 from ...backends.cpu import preact as cpu
 from ...backends.cuda import preact as cuda
 from ...backends.reference import preact as reference
-from ...tensors.dtypes import KINDS, name_of
-from ...tensors.layout import with_stride
 from ...tensors.packing import packed_size
-from ...tensors.plain import has_kernels, is_abstract, scratch
-from ...tensors.spec import TensorSpec
+from ...tensors.spec import TensorSpec, with_stride
+from ...tensors.traits import KINDS, has_kernels, is_abstract, name_of, scratch
 from ...tensors.validation import check_channels, check_form, check_packed, check_part, shown_part
 
 CHANNEL_DIM = 1

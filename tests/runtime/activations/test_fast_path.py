@@ -5,8 +5,8 @@ import pytest
 import torch
 from fewbit.runtime import ops
 from fewbit.runtime.activations import dispatch
-from fewbit.runtime.tensors import plain
-from fewbit.runtime.tensors.plain import is_plain
+from fewbit.runtime.tensors import traits
+from fewbit.runtime.tensors.traits import is_plain
 from runtime_cases import DENSE, DTYPES, NOT_DENSE, assert_same_bits, key_of, laid_out, table_of_bits
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
@@ -74,7 +74,7 @@ def test_leaves_modes_to_the_dispatcher(mode):
 
 
 def test_a_first_use_in_inference_mode_says_nothing_of_other_tensors():
-    plain._plain_keys.cache_clear()
+    traits._plain_keys.cache_clear()
     with torch.inference_mode():
         assert not is_plain(torch.ones(3))
     assert is_plain(torch.ones(3))

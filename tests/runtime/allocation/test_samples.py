@@ -8,7 +8,7 @@ from fewbit.runtime.allocation.problem import variance
 from fewbit.runtime.allocation.savers import Batch, allocate_samples
 from fewbit.runtime.allocation.sensitivity import gradient_factor, quantization_variance
 from fewbit.runtime.layers import Linear
-from fewbit.runtime.tensors.rows import Rows
+from fewbit.runtime.tensors.packing import Rows
 from hypothesis import given
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode

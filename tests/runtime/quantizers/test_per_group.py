@@ -8,8 +8,8 @@ from fewbit import FewbitError
 from fewbit.quantizers import PerGroup
 from fewbit.runtime.backends.reference import per_group as reference_kernels
 from fewbit.runtime.tensors.levels import SHAPES
+from fewbit.runtime.tensors.packing import Rows, SampleBits, most_bytes
 from fewbit.runtime.tensors.philox import NEAREST
-from fewbit.runtime.tensors.rows import Rows, SampleBits, most_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from quantizer_cases import DTYPES, check_form, generator, reference, same_bits, tensors

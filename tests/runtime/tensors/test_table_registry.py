@@ -3,8 +3,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from fewbit.runtime.tensors.dtypes import arithmetic_dtype
 from fewbit.runtime.tensors.table_registry import prepare, register_table, round_down, table_of
+from fewbit.runtime.tensors.traits import arithmetic_dtype
 from fewbit.tables import FewbitError
 from hypothesis import given
 from hypothesis import strategies as st

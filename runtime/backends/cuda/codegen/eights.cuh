@@ -2,7 +2,7 @@
 
 namespace fewbit {
 
-// Which dtype numbers have: tensors/dtypes.py, and float64.
+// Which dtype numbers have: tensors/traits.py, and float64.
 enum { kind_single, kind_half, kind_brain, kind_double };
 
 // a / b, in 32 bits where they suffice: a division in 64 takes many times longer.

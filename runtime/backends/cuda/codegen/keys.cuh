@@ -1,4 +1,4 @@
-// ---- the stream of keys of a GPU: runtime/tensors/key_stream.py's, its place in the GPU's own memory -----------------
+// ---- the stream of keys of a GPU: runtime/tensors/philox.py's, its place in the GPU's own memory -----------------
 // Here and not in the launch's arguments: a replay of a CUDA graph then draws the next ones.
 
 namespace keys {

@@ -35,7 +35,7 @@ def selection_source(dtype: str) -> str:
 
 
 def codes_source(dtype: str, bits: int) -> str:
-    """Return the source of four more kernels; `values` have a dtype of their own, `kind` in tensors/dtypes.py.
+    """Return the source of four more kernels; `values` have a dtype of their own, `kind` in tensors/traits.py.
 
         quantize(const T* x, u8* packed, u8* counts, u8* offsets, void* values, float* levels,
                  const void* selection, const void* equals, const i64* starts, i64 n, i64 outliers, i64 relu, i64 kind)

@@ -36,7 +36,7 @@ __device__ inline GroupParameters group_parameters_of_keys(int low, int high)
     return group_parameters(__uint_as_float(u32(ordered(low))), __uint_as_float(u32(ordered(high))));
 }
 
-// Where the codes of the samples lie (runtime/tensors/rows.py).
+// Where the codes of the samples lie (runtime/tensors/packing.py).
 struct Rows {
     i64 N, D, width;
     const u8* sample_bits;  // of each sample, or null

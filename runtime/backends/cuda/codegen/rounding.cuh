@@ -1,4 +1,4 @@
-// ---- codes of a table of kind stochastic: the arithmetic of runtime/tensors/rounding_table.py, step by step ---------
+// ---- codes of a table of kind stochastic: the arithmetic of runtime/tensors/levels.py, step by step ---------
 // No product is merged with a sum (__fmul_rn, __fadd_rn) but by powers of two: every device then finds the same codes.
 
 namespace fewbit {

@@ -9,7 +9,7 @@ from driver_double import in_place_of_the_driver
 from fewbit.runtime import ops
 from fewbit.runtime.backends.cuda import keys
 from fewbit.runtime.backends.cuda.codegen.keys import keys_source
-from fewbit.runtime.tensors.key_stream import KeyStream
+from fewbit.runtime.tensors.philox import KeyStream
 from host_kernels import needs_gxx, start_keys
 
 pytestmark = needs_gxx

@@ -7,8 +7,8 @@ from fewbit.quantizers import PerGroup
 from fewbit.runtime.backends.cuda import per_group as cuda
 from fewbit.runtime.backends.reference.per_group import dequantize as reference_dequantize
 from fewbit.runtime.backends.reference.per_group import quantize as reference_quantize
+from fewbit.runtime.tensors.packing import Rows
 from fewbit.runtime.tensors.philox import NEAREST
-from fewbit.runtime.tensors.rows import Rows
 from host_kernels import needs_gxx
 from quantizer_cases import generator, reference, same_bits
 

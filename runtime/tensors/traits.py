@@ -1,4 +1,4 @@
-"""What a tensor is: one with memory of its own in this process, whose address a kernel may take, or without values.
+"""What a tensor is: its dtype, plain memory whose address a kernel may take, or without values.
 
 Tensors without values, on the meta device or fake, count memory without computing. Where a kernel works in registers,
 the reference in plain torch makes temporary tensors. Tensors made within `scratch()` do not count towards a memory peak
@@ -7,7 +7,7 @@ take.
 """
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any
@@ -15,10 +15,74 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from .dtypes import DTYPES
+# ---- dtypes ----------------------------------------------------------------------------------------------------------
+
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+# The formats that the CPU kernels read and write; float64 is converted to float32 first.
+KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+
+
+def name_of(dtype: torch.dtype | torch.layout) -> str:
+    """Return the name of a dtype, or of a layout, without torch's prefix."""
+    return str(dtype).removeprefix("torch.")
+
+
+def as_kind(x: Tensor, *, keep_positive: bool) -> Tensor:
+    """Return `x` in a format that kernels read: float64 rounded to float32, if `keep_positive` not to 0 from above."""
+    if x.dtype in KINDS:
+        return x
+    single = x.float()
+    return torch.where((x > 0) & (single == 0), smallest(torch.float32), single) if keep_positive else single
+
+
+def largest(dtype: torch.dtype) -> float:
+    """Return the largest finite number of `dtype`, or of float32 if that is smaller."""
+    return min(torch.finfo(dtype).max, torch.finfo(torch.float32).max)
+
+
+def smallest(dtype: torch.dtype) -> float:
+    """Return a number just above 0 that `dtype` represents and that survives flushing of subnormal float32 numbers."""
+    return 2.0**-24 if dtype == torch.float16 else 2.0**-126
+
+
+@cache
+def has_float64(device: torch.device) -> bool:
+    """Return whether a device computes in float64: Apple's (MPS) do not, nor do some of Intel's (XPU)."""
+    if device.type in ("cpu", "cuda", "meta", "mps"):
+        return device.type != "mps"
+    with unset_fake_temporarily():
+        try:
+            torch.ones((), dtype=torch.float64, device=device).add_(1)
+        except (TypeError, RuntimeError):
+            return False
+    return True
+
+
+def widest_dtype(device: torch.device) -> torch.dtype:
+    """Return float64, or float32 where the device has no float64."""
+    return torch.float64 if has_float64(device) else torch.float32
+
+
+def sum_of_squares(x: Tensor) -> float:
+    """Return the sum of the squares, in float64 where the device has it."""
+    return float(x.to(widest_dtype(x.device)).square().sum())
+
+
+def total_bytes(tensors: Sequence[Tensor]) -> int:
+    """Return the bytes of the elements of `tensors`."""
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def arithmetic_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which gradients of `dtype` are multiplied."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+# ---- plain memory ----------------------------------------------------------------------------------------------------
 
 
 def has_kernels(x: Tensor) -> bool:
@@ -79,13 +143,6 @@ def is_quantizable(x: Tensor) -> bool:
 # ---- without values -------------------------------------------------------------------------------------------------
 
 
-class _Depth(threading.local):
-    depth = 0
-
-
-_scratch = _Depth()
-
-
 def is_abstract(x: Tensor) -> bool:
     """Return whether `x` has a shape, dtype and device, but no values."""
     return x.is_meta or isinstance(x, FakeTensor)
@@ -109,10 +166,13 @@ def _has_autocast(device: str) -> bool:
     return torch.amp.is_autocast_available(device)
 
 
+_scratch = threading.local()
+
+
 @contextmanager
 def scratch() -> Iterator[None]:
     """Count the operations of this block as one kernel, whose temporary tensors take no memory."""
-    _scratch.depth += 1
+    _scratch.depth = getattr(_scratch, "depth", 0) + 1
     try:
         yield
     finally:
@@ -121,7 +181,7 @@ def scratch() -> Iterator[None]:
 
 def in_scratch() -> bool:
     """Return whether a block of `scratch` is running in this thread."""
-    return _scratch.depth > 0
+    return getattr(_scratch, "depth", 0) > 0
 
 
 _CONTAINERS = (tuple, list, dict)

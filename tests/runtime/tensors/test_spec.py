@@ -1,6 +1,6 @@
 import pytest
 import torch
-from fewbit.runtime.tensors.layout import as_dense, flat, with_stride
+from fewbit.runtime.tensors.spec import as_dense, flat, with_stride
 from hypothesis import given
 from hypothesis import strategies as st
 from runtime_cases import DENSE, LAYOUTS, NOT_DENSE, laid_out

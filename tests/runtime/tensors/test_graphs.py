@@ -6,7 +6,7 @@ import weakref
 import pytest
 import torch
 from fewbit.runtime.layers.saver import Recent
-from fewbit.runtime.tensors.casts import cast_key, cast_source
+from fewbit.runtime.tensors.graphs import cast_key, cast_source
 from torch import nn
 
 
