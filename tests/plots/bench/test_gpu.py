@@ -164,17 +164,14 @@ class TestApart:
         assert run_part(Part("late", ("-c", "")), time.monotonic())["state"] == "not begun"
 
 
-class TestRecord:
-    def test_goes_on_on_the_same_commit_only(self, tmp_path):
-        path = tmp_path / "there" / "gpu.json"
-        Record(path, ABOUT).add("one", {"state": "ok", "loss": float("nan")})
-        assert Record(path, ABOUT).rows == {"one": {"state": "ok", "loss": "nan"}}
-        assert Record(path, {**ABOUT, "commit": "def"}).rows == {}
-        assert Record(path, ABOUT, fresh=True).rows == {}
-
-    def test_a_broken_file_is_begun_anew(self, tmp_path):
-        (tmp_path / "gpu.json").write_text("{")
-        assert Record(tmp_path / "gpu.json", ABOUT).rows == {}
+def test_a_record_goes_on_on_the_same_commit_only_and_a_broken_file_is_begun_anew(tmp_path):
+    path = tmp_path / "there" / "gpu.json"
+    Record(path, ABOUT).add("one", {"state": "ok", "loss": float("nan")})
+    assert Record(path, ABOUT).rows == {"one": {"state": "ok", "loss": "nan"}}
+    assert Record(path, {**ABOUT, "commit": "def"}).rows == {}
+    assert Record(path, ABOUT, fresh=True).rows == {}
+    path.write_text("{")
+    assert Record(path, ABOUT).rows == {}
 
 
 def test_what_is_wrong_stands_below_the_table(tmp_path):

@@ -47,17 +47,3 @@ def test_all_are_compiled_if_none_is_named(run, compiled):
     assert {task.dtype for task in compiled} == set(kernels.NUMBERS)
     assert {task.table.kind for task in compiled} == {"shared", "interval"}
     assert len({task.table.activation for task in compiled}) == len(kernels.ACTIVATIONS)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--dtype", "int8"], "no kernels for the dtype 'int8'; there are float32, float16, bfloat16, float64"),
-        (["gelou"], "unknown activation 'gelou'; nearest: gelu"),
-        (["--bits", "9"], "9"),
-    ],
-)
-def test_wrong_use_is_told_in_one_line(run, compiled, options, message):
-    outcome = run("bench", "kernels", *options, "--jobs", "1")
-    assert (outcome.status, outcome.out) == (2, "")
-    assert message in outcome.err and outcome.err.count("\n") == 1

@@ -28,12 +28,9 @@ def measured(monkeypatch):
     return found
 
 
-def test_lines_are_printed(run, measured):
+def test_lines_are_printed_and_the_file_holds_the_json_that_json_prints(run, measured, tmp_path):
     assert run("bench", "toy").out == "a line\nanother\n"
     assert measured[0]["rounds"] == 7
-
-
-def test_the_file_holds_the_json_that_is_printed(run, measured, tmp_path):
     path = tmp_path / "toy.json"
     outcome = run("bench", "toy", "--rounds", 3, "--json", "-o", path)
     assert json.loads(outcome.out) == {"rounds": 3}
@@ -79,19 +76,14 @@ def test_the_machine(monkeypatch):
     assert (gpu.device, gpu.where) == ("Some GPU", "Some GPU")
 
 
-def test_every_bench_writes_a_file(run):
-    """What is shared, each has; the text of a command lists its options."""
+def test_every_bench_writes_a_file_and_begins_its_help_by_its_line():
     bench = fewbit.get_command(click.Context(fewbit), "bench")
-    for name in bench.list_commands(click.Context(bench)):
-        options = {option for p in bench.get_command(click.Context(bench), name).params for option in p.opts}
-        assert {"-o", "--output"} <= options
-        assert "--json" in options or name == "kernels"
-
-
-def test_the_lines_of_the_help_page_are_those_of_the_commands():
-    bench = fewbit.get_command(click.Context(fewbit), "bench")
+    assert set(bench.list_commands(click.Context(bench))) == set(bench.lazy)
     for name, line in bench.lazy.items():
         found = bench.get_command(click.Context(bench), name)
+        options = {option for p in found.params for option in p.opts}
+        assert {"-o", "--output"} <= options
+        assert "--json" in options or name == "kernels"
         assert found.name == name and found.help.splitlines()[0] == line
 
 
@@ -112,6 +104,12 @@ def test_the_lines_of_the_help_page_are_those_of_the_commands():
         ("compiled --options eager {}", "eager is a variant already"),
         ("compiled --options mine [1]", "no mapping in JSON"),
         ("compiled --options mine '{\"bit\": 4}'", "'bit' is no option of the backend fewbit"),
+        ("glu-bits --bits 5", "5"),
+        ("glu-bits --draws 1", "1"),
+        ("glu-bits --steps 0", "0 is not in the range"),
+        ("kernels --dtype int8", "no kernels for the dtype 'int8'; there are float32, float16, bfloat16, float64"),
+        ("kernels gelou", "unknown activation 'gelou'; nearest: gelu"),
+        ("kernels --bits 9", "9"),
         ("kernel-times --elements 8", "8 is not in the range"),
         ("kernel-times --dtype float64", "float64"),
         ("kernel-times --rounds 0", "0 is not in the range"),

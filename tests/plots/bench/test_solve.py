@@ -18,6 +18,13 @@ SMALL = [dataclasses.replace(task, n=task.n and 300, K=task.n and 5) for task in
 INSTALLED = [task for task in SMALL if task.solver not in (KMEANS1D, RUPTURES) or bench.find_spec(task.solver)]
 
 
+class Deadly:
+    """Whoever unpickles this dies."""
+
+    def __reduce__(self):
+        return os._exit, (9,)
+
+
 def moments(name="gelu", weight="uniform:-10,10", cells=200):
     return Moments.of(parse_activation(name), parse_weight(weight), cells)
 
@@ -30,15 +37,11 @@ def test_the_plain_programme_finds_what_the_solvers_find(name, K):
     np.testing.assert_allclose(bench.interval_error(m, plain), bench.interval_error(m, solve_interval(m, K)), rtol=1e-9)
 
 
-def test_the_plain_programme_is_the_best_of_all_cuts():
+def test_the_plain_programme_is_the_best_of_all_cuts_and_takes_no_more_levels_than_cells():
     m = moments(cells=9)
     best = min(bench.interval_error(m, m.edges[list(cuts)]) for cuts in itertools.combinations(range(1, 9), 3))
     assert bench.interval_error(m, m.edges[bench.plain_programme(m.prefix, 4)]) == pytest.approx(best, rel=1e-12)
-
-
-def test_the_plain_programme_takes_no_more_levels_than_there_are_cells():
-    m = moments(cells=4)
-    assert bench.plain_programme(m.prefix, 16).size <= 3
+    assert bench.plain_programme(moments(cells=4).prefix, 16).size <= 3
 
 
 @pytest.mark.parametrize("weight", ["uniform:-10,10", "normal:0,1"])
@@ -85,21 +88,14 @@ def test_who_is_not_installed_is_told(monkeypatch):
     assert [m.note for m in bench.bench_solve(tasks)] == ["not installed"] * len(tasks)
 
 
-def test_too_little_memory_is_told():
-    (measured,) = bench.bench_solve([Task("solver", "shared", FEWBIT, 10**14, 4, bar_ms=1.0)])
-    assert (measured.note, measured.ms, measured.met) == ("out of memory", None, False)
-
-
-class Deadly:
-    """Whoever unpickles this dies."""
-
-    def __reduce__(self):
-        return os._exit, (9,)
-
-
-def test_a_process_that_dies_is_told():
-    (measured,) = bench.bench_solve([Task("solver", Deadly(), FEWBIT, 64, 4)])
-    assert (measured.note, measured.ms, measured.met) == ("its process died", None, None)
+@pytest.mark.parametrize(
+    ("kind", "n", "note", "met"),
+    [("shared", 10**14, "out of memory", False), (Deadly(), 64, "its process died", None)],
+    ids=["too little memory", "a process that dies"],
+)
+def test_what_ended_a_measurement_is_told(kind, n, note, met):
+    (measured,) = bench.bench_solve([Task("solver", kind, FEWBIT, n, 4, bar_ms=1.0 if met is False else None)])
+    assert (measured.note, measured.ms, measured.met) == (note, None, met)
 
 
 def test_a_fault_in_the_process_is_raised_here():

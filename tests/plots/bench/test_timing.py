@@ -64,12 +64,9 @@ def test_a_result_is_freed_after_the_time_is_taken():
     assert processor(Result) < 0.2
 
 
-def test_computing_is_not_waiting():
+def test_computing_is_not_waiting_and_timed_returns_the_result():
     assert computing(lambda: time.sleep(0.2)) < 0.1
     assert computing(lambda: sum(range(10**6))) > 0
-
-
-def test_timed_returns_the_result():
     seconds, result = timed(lambda: time.sleep(0.02) or "done")
     assert seconds >= 0.02 and result == "done"
 

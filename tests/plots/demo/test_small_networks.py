@@ -1,25 +1,24 @@
+import pytest
 import torch
 from fewbit.plots.demo.data import VOCABULARY
 from fewbit.plots.demo.settings import Size
-from fewbit.plots.demo.small_networks import Block, Transformer, resnet
+from fewbit.plots.demo.small_networks import GPT2, Block, Transformer, resnet
 from torch import nn
 
 SIZE = Size(width=8, depth=2, heads=2, context=6)
 
 
-def test_there_is_a_score_for_every_character_at_every_place():
-    model = Transformer(SIZE, nn.GELU)
+@pytest.mark.parametrize("make", [lambda: Transformer(SIZE, nn.GELU), lambda: GPT2(SIZE)], ids=["own", "GPT-2"])
+def test_every_place_has_scores_which_no_later_character_changes(make):
+    model = make()
     assert model(torch.zeros(3, 5, dtype=torch.long)).shape == (3, 5, VOCABULARY)
-
-
-def test_no_character_sees_a_later_one():
-    model = Transformer(SIZE, nn.GELU)
     text = torch.arange(6)[None]
     changed = text.clone()
     changed[0, 4] = 99
     before, after = model(text), model(changed)
     torch.testing.assert_close(before[:, :4], after[:, :4])
     assert not torch.allclose(before[:, 4:], after[:, 4:])
+    assert torch.equal(before, model(text))  # nor do random numbers: there is no dropout
 
 
 def test_every_block_has_the_activation_asked_for():

@@ -19,33 +19,23 @@ def training():
     return train([EXACT, few_bit(1), few_bit(3)], CORPUS, SETTINGS)
 
 
-def test_the_same_seed_gives_the_same_losses():
-    first, second = (train([EXACT], CORPUS, SETTINGS).runs[0] for _ in range(2))
-    assert first.losses == second.losses
-    assert first.validation_loss == second.validation_loss
+def test_the_seed_alone_makes_the_losses_not_runs_beside_or_before(training):
+    exact = training.runs[0]
+    first, second = train([EXACT, Variant("again")], CORPUS, SETTINGS).runs
+    assert exact.losses == first.losses == second.losses
+    assert exact.validation_loss == first.validation_loss
+    assert train([few_bit(3)], CORPUS, SETTINGS).runs[0].losses == training.runs[2].losses
+    (other,) = train([EXACT], CORPUS, Settings(**{**vars(SETTINGS), "seed": 1})).runs
+    assert other.losses[0] != exact.losses[0]
 
 
-def test_another_seed_gives_other_losses(training):
-    other = train([EXACT], CORPUS, Settings(**{**vars(SETTINGS), "seed": 1}))
-    assert other.runs[0].losses[0] != training.runs[0].losses[0]
-
-
-def test_runs_side_by_side_do_not_change_one_another(training):
-    alone = train([few_bit(3)], CORPUS, SETTINGS).runs[0]
-    beside = training.runs[2]
-    assert alone.losses == beside.losses
-
-
-def test_all_variants_start_from_the_same_loss_and_then_part(training):
+def test_runs_come_in_order_start_from_the_same_loss_and_then_part(training):
+    assert [run.variant for run in training.runs] == ["exact", "1 bit", "3 bits"]
+    assert all(len(run.losses) == len(run.seconds) == SETTINGS.steps for run in training.runs)
     exact, *few = training.runs
     for run in few:
         assert run.losses[0] == exact.losses[0]
         assert run.losses[-1] != exact.losses[-1]
-
-
-def test_two_exact_variants_stay_equal():
-    first, second = train([EXACT, Variant("again")], CORPUS, SETTINGS).runs
-    assert first.losses == second.losses
 
 
 def test_a_nudge_is_hardly_seen_in_the_first_loss():
@@ -55,18 +45,10 @@ def test_a_nudge_is_hardly_seen_in_the_first_loss():
     assert nudged.saved_bytes == exact.saved_bytes
 
 
-def test_runs_come_in_the_order_of_their_variants_with_a_loss_and_a_time_a_step(training):
-    assert [run.variant for run in training.runs] == ["exact", "1 bit", "3 bits"]
-    assert all(len(run.losses) == len(run.seconds) == SETTINGS.steps for run in training.runs)
-
-
-def test_activations_keep_their_input_or_its_bits(training):
+def test_activations_keep_their_input_or_its_bits_and_the_model_saves_just_what_they_save(training):
     elements = SETTINGS.batch * SETTINGS.size.context * 4 * SETTINGS.size.width * SETTINGS.size.depth
     kept = [run.activation_bytes for run in training.runs]
     assert kept == [4 * elements, elements // 8, 3 * elements // 8]
-
-
-def test_the_model_saves_just_what_its_activations_save(training):
     exact, *few = training.runs
     for run in few:
         assert exact.saved_bytes - run.saved_bytes == exact.activation_bytes - run.activation_bytes
@@ -81,18 +63,14 @@ def test_the_model_learns_more_than_the_frequencies_of_characters():
         assert run.validation_loss < 0.7 * training.unigram_entropy
 
 
-def test_every_step_is_reported_once():
+def test_every_step_is_reported_once_and_the_callers_random_numbers_are_left_alone():
     reported = []
-    train([EXACT, few_bit(1)], CORPUS, SETTINGS, after_step=lambda: reported.append(1))
-    assert len(reported) == SETTINGS.steps
-
-
-def test_training_leaves_the_callers_random_numbers_alone():
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    train([EXACT], CORPUS, SETTINGS)
+    train([EXACT, few_bit(1)], CORPUS, SETTINGS, after_step=lambda: reported.append(1))
     assert torch.equal(torch.rand(3), expected)
+    assert len(reported) == SETTINGS.steps
 
 
 @pytest.mark.parametrize("bits", [0, 9])
