@@ -4,19 +4,18 @@ import pytest
 from fewbit.plots.intervals import Interval, by_seed, differences, holm, interval, verdict
 
 
-def test_the_interval_is_students():
+def test_interval_and_p_are_students():
     found = interval([1.0, 2.0, 3.0, 4.0, 5.0])
     assert found.mean == 3 and found.half == pytest.approx(2.776445 * math.sqrt(2.5 / 5), rel=1e-6)
     assert found.counts and not interval([-1.0, 1.0, 0.5]).counts
     assert (found.low, found.high) == (pytest.approx(3 - found.half), pytest.approx(3 + found.half))
-
-
-def test_a_single_value_never_counts():
     assert math.isinf(interval([4.0]).half) and not interval([4.0]).counts
-
-
-def test_equal_values_count_unless_they_are_zero():
     assert interval([0.5, 0.5]).counts and not interval([0.0, 0.0]).counts
+    from scipy.stats import ttest_1samp
+
+    values = [0.1, 0.3, -0.05, 0.2]
+    assert interval(values).p == pytest.approx(ttest_1samp(values, 0).pvalue)
+    assert (interval([1.0]).p, interval([0.0, 0.0]).p, interval([2.0, 2.0]).p) == (1, 1, 0)
 
 
 def test_runs_are_compared_with_the_exact_one_of_their_seed():
@@ -27,14 +26,6 @@ def test_runs_are_compared_with_the_exact_one_of_their_seed():
     ]
     (found,) = differences(rows, lambda row: row["bits"] == 0, ("seed",), "loss")
     assert found == (rows[1], 0.5)
-
-
-def test_p_is_that_of_the_t_test():
-    from scipy.stats import ttest_1samp
-
-    values = [0.1, 0.3, -0.05, 0.2]
-    assert interval(values).p == pytest.approx(ttest_1samp(values, 0).pvalue)
-    assert (interval([1.0]).p, interval([0.0, 0.0]).p, interval([2.0, 2.0]).p) == (1, 1, 0)
 
 
 def test_tasks_of_a_seed_are_one_observation():

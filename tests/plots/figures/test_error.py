@@ -16,7 +16,7 @@ def lines(figure):
     return {line.get_label(): line for line in figure.axes[0].lines}
 
 
-def test_every_line_holds_the_errors_at_their_bits():
+def test_every_line_holds_the_errors_at_their_bits_whatever_the_order_of_the_tables():
     drawn = lines(plot_error(TABLES))
     assert set(drawn) == {f"{name} {kind}" for name in ("gelu", "tanh") for kind in KINDS}
     for label, line in drawn.items():
@@ -24,6 +24,9 @@ def test_every_line_holds_the_errors_at_their_bits():
         bits, errors = line.get_data()
         np.testing.assert_array_equal(bits, [1, 2, 3, 4])
         np.testing.assert_array_equal(errors, [fewbit.load_table(name, b, kind).error for b in (1, 2, 3, 4)])
+    drawn = lines(plot_error(TABLES[::-1]))
+    assert all(list(line.get_xdata()) == [1, 2, 3, 4] for line in drawn.values())
+    assert plot_error(TABLES).axes[0].get_title() == "weight uniform:-10,10"
 
 
 def with_gap(table, gap):
@@ -67,11 +70,6 @@ def test_no_two_activations_look_alike():
     assert len({(line.get_color(), line.get_marker()) for line in drawn}) == 30
 
 
-def test_the_order_of_the_tables_does_not_matter():
-    drawn = lines(plot_error(TABLES[::-1]))
-    assert all(list(line.get_xdata()) == [1, 2, 3, 4] for line in drawn.values())
-
-
 def test_a_colour_is_an_activation_and_a_style_is_a_kind():
     drawn = lines(plot_error(TABLES))
     for name in ("gelu", "tanh"):
@@ -88,19 +86,9 @@ def test_exact_tables_are_named_in_words_and_not_drawn():
     assert figure.get_supxlabel() == exact_note(RELU) == "exact (error 0): relu from 1 bit"
     assert not any(label.startswith("relu") for label in lines(figure))
     assert figure.axes[0].get_yscale() == "log"
-
-
-def test_only_exact_tables_leave_only_words():
     figure = plot_error(RELU)
     figure.draw_without_rendering()
     assert [text.get_text() for text in figure.axes[0].texts] == [exact_note(RELU)]
     assert lines(figure) == {}
-
-
-def test_without_exact_tables_there_is_no_note():
     assert exact_note(TABLES) == ""
     assert plot_error(TABLES).get_supxlabel() == ""
-
-
-def test_the_title_names_the_weight():
-    assert plot_error(TABLES).axes[0].get_title() == "weight uniform:-10,10"

@@ -74,12 +74,9 @@ def test_what_is_in_view_is_where_the_weight_lies(weight, name):
     assert weight.domain[0] <= low < high <= weight.domain[1]
 
 
-def test_tails_without_weight_do_not_squeeze_the_rest():
+def test_tails_without_weight_do_not_squeeze_the_rest_and_a_weight_where_nothing_happens_is_drawn():
     low, high = visible_span(row(parse_weight("normal:0,1"), "squared_relu"))
     assert -6 < low < 0 < 2 < high < 6
-
-
-def test_a_weight_where_nothing_happens_is_drawn():
     low, high = visible_span(row(parse_weight("uniform:5,10"), "relu"))
     assert 5 <= low < high <= 10
 

@@ -29,9 +29,11 @@ def test_an_unknown_suffix_is_told_with_what_is_accepted(figure, tmp_path, name)
     assert os.listdir(tmp_path) == []
 
 
-def test_a_missing_folder_is_told_before_anything_is_drawn(tmp_path):
+def test_a_path_is_checked_before_anything_is_drawn_and_not_touched(tmp_path):
     with pytest.raises(FewbitError, match="there is no folder"):
         check_figure_path(tmp_path / "missing" / "figure.png")
+    assert check_figure_path(tmp_path / "figure.svg") == "svg"
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_failure_while_drawing_leaves_the_old_file_alone(figure, tmp_path, monkeypatch):
@@ -47,8 +49,3 @@ def test_a_failure_while_drawing_leaves_the_old_file_alone(figure, tmp_path, mon
         save_figure(figure, path)
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["figure.png"]
-
-
-def test_the_checked_path_is_not_touched(tmp_path):
-    assert check_figure_path(tmp_path / "figure.svg") == "svg"
-    assert os.listdir(tmp_path) == []

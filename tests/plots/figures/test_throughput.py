@@ -19,9 +19,6 @@ def test_a_panel_a_dtype_and_a_line_a_pass_by_size():
     x, y = lines["fewbit forward"].get_data()
     assert (list(x), list(y)) == ([2**20, 2**22], [3901.0, 3904.0])
     assert figure.get_suptitle() == "GELU, 3 bits, Some GPU"
-
-
-def test_the_bits_choose_the_line():
     lines = {line.get_label(): line for line in plot_throughput(ROWS, "Some GPU", bits=4).axes[0].lines}
     assert list(lines["fewbit forward"].get_ydata()) == [3801.0, 3804.0]
     assert "fewbit backward" not in lines

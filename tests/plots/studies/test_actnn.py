@@ -40,14 +40,11 @@ class TestEvidence:
         runs = (one("exact", 1, 1.0, 96), one("L2", 1, 1.25, 8), one("exact", 0, 2.0, 96), one("L2", 0, 1.5, 8))
         return Evidence(runs, {"2": 12.0})
 
-    def test_compares_runs_of_a_seed(self):
+    def test_compares_runs_of_a_seed_and_survives_json(self):
         found = self.evidence()
         assert found.differences("t", "L2") == [-0.5, 0.25]
         assert found.ratio("t", "L2") == 12
         assert found.step_seconds("t", "L2") == 0.75
-
-    def test_survives_json(self):
-        found = self.evidence()
         assert Evidence.from_dict(found.to_dict()) == found
 
     @pytest.mark.parametrize("data", [{}, [], {"runs": [{}], "block_ratios": {}, "versions": {}}])

@@ -43,17 +43,13 @@ class TestTraining:
         one, two = (train(VARIANTS[:3], digits, SMALL) for _ in range(2))
         assert [run.losses for run in one.runs] == [run.losses for run in two.runs]
 
-    def test_the_learning_rate_warms_up_longer_than_the_papers(self):
+    def test_the_learning_rate_warms_up_longer_than_the_papers_which_is_there(self):
         rates = [learning_rate(step, Settings(steps=100)) for step in range(100)]
         assert rates == pytest.approx([0.01] * 5 + [0.1] * 45 + [0.01] * 25 + [0.001] * 25)
-
-    def test_the_papers_learning_rate_is_there(self):
-        """10⁻² for 400 steps, 10⁻¹, and a tenth at 32,000 and 48,000 of 64,000."""
+        # 10⁻² for 400 steps, 10⁻¹, and a tenth at 32,000 and 48,000 of 64,000.
         settings = Settings(steps=64_000, warmup=PAPER_WARMUP)
         at = [learning_rate(step, settings) for step in (0, 399, 400, 31_999, 32_000, 47_999, 48_000, 63_999)]
         assert at == pytest.approx([0.01, 0.01, 0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
-
-    def test_no_warmup(self):
         assert learning_rate(0, Settings(warmup=0.0)) == 0.1
 
     @pytest.mark.parametrize("warmup", [-0.01, 0.51, math.nan])
@@ -105,8 +101,5 @@ def test_more_bits_are_nearer(digits):
     layers = gradient_noise(network(digits, SMALL), digits, bits=(8, 4, 2), batches=3, batch=32)
     for layer in layers:
         assert 0 < layer.errors[8] < layer.errors[4] < layer.errors[2]
-
-
-def test_one_batch_has_no_variance(digits):
     with pytest.raises(FewbitError, match="2 batches or more, not 1"):
         gradient_noise(network(digits, SMALL), digits, batches=1)

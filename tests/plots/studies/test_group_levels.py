@@ -12,10 +12,13 @@ def rows():
     return measure("GPT-2", 0)
 
 
-def test_a_row_for_each_tensor_that_a_layer_saves(rows):
+def test_a_row_for_each_tensor_that_a_layer_saves_a_line_for_each_number_of_bits_and_nothing_left_behind(rows):
     kinds = {(row["kind"], row["of"]) for row in rows}
     assert {("Conv1D", "NewGELUActivation"), ("Conv1D", "LayerNorm"), ("attention", "probabilities")} <= kinds
     assert all(len(row[levels]) == len(BITS) for row in rows for levels in NAMES)
+    assert F.scaled_dot_product_attention is torch._C._nn.scaled_dot_product_attention
+    text = "\n".join(lines(rows))
+    assert all(f"{bits} bits fitted" in text for bits in BITS) and f"of {len(rows)} > 1.02" in text
 
 
 def test_levels_are_good_where_they_are_meant_to_be(rows):
@@ -24,15 +27,6 @@ def test_levels_are_good_where_they_are_meant_to_be(rows):
     assert max(after_norm["normal"]) < 0.96 and max(after_gelu["skewed"]) < 0.9
     assert min(after_norm["skewed"]) > 1 and min(after_gelu["normal"]) > 1
     assert max(ratio for row in rows for ratio in row["fitted"]) < 1.03
-
-
-def test_nothing_is_left_behind(rows):
-    assert F.scaled_dot_product_attention is torch._C._nn.scaled_dot_product_attention
-
-
-def test_lines_tell_each_number_of_bits(rows):
-    text = "\n".join(lines(rows))
-    assert all(f"{bits} bits fitted" in text for bits in BITS) and f"of {len(rows)} > 1.02" in text
 
 
 def test_written_as_printed(tmp_path, capsys, monkeypatch):

@@ -19,23 +19,17 @@ def trainings(noise, bias, scatter=0.0):
     return rows
 
 
-def test_weights_are_those_that_made_the_losses():
+def test_weights_are_those_that_made_the_losses_though_a_way_lacks_a_seed():
     found = fit(trainings(0.1, 0.5), "n")
     assert found.noise == pytest.approx(0.1) and found.bias == pytest.approx(0.5)
     assert found.ratio == pytest.approx((5, 5, 5))
+    rows = trainings(0.1, 0.5)
+    rows = [r for r in rows if not (r["seed"] == 3 and r["bits"] == 2 and r["variant"] == "table")]
+    assert fit(rows, "n").bias == pytest.approx(0.5)
+    (line,) = lines(trainings(0.1, 0.5))
+    assert "bias / noise 5.0, from 5.0 to 5.0" in line
 
 
 def test_the_interval_holds_the_ratio_where_losses_scatter():
     ratio, low, high = fit(trainings(0.1, 0.5, 3e-4), "n").ratio
     assert low < 5 < high and low < ratio < high and high - low < 5
-
-
-def test_a_seed_that_a_way_lacks_is_left_out():
-    rows = trainings(0.1, 0.5)
-    rows = [r for r in rows if not (r["seed"] == 3 and r["bits"] == 2 and r["variant"] == "table")]
-    assert fit(rows, "n").bias == pytest.approx(0.5)
-
-
-def test_lines_have_a_ratio_for_each_network():
-    (line,) = lines(trainings(0.1, 0.5))
-    assert "bias / noise 5.0, from 5.0 to 5.0" in line

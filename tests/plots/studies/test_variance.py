@@ -25,16 +25,17 @@ def test_theorem_3_predicts_what_repeated_draws_measure(study):
     assert 0.6 < sum(study.predicted) / sum(study.empirical) < 1.6
 
 
-def test_contexts_before_a_weight_add_nothing_to_it(study):
+def test_contexts_before_a_weight_and_convolutions_after_it_add_nothing(study):
     for i, row in enumerate(study.terms):
         assert row[:i] == [0.0] * i
         assert row[i] > 0
-
-
-def test_a_convolution_adds_nothing_to_the_weights_before_it(study):
     at = study.layers.index("2.conv1")
     assert all(study.terms[i][at] == 0 for i in range(at))
     assert any(study.terms[i][at + 1] > 0 for i in range(at))  # a normalization does
+    assert study.shown == "1.conv1"
+    assert len(study.sensitivities) == 16
+    assert len(study.per_dimension) == len(study.formula) == len(study.layers) == 17
+    assert min(study.per_dimension) > 0
 
 
 def test_the_curves_fall_and_finer_ranges_are_better(study):
@@ -55,10 +56,3 @@ def test_one_bit_a_sample_is_one_bit_a_group(study):
     assert all(saver.batches or saver.host for saver in precision.savers.values())
     curves = {method: dict(map(tuple, study.curves[method])) for method in METHODS}
     assert 0.6 < curves["per-sample"][1.0] / curves["per-group"][1.0] < 1.6  # six draws
-
-
-def test_what_is_drawn_is_there(study):
-    assert study.shown == "1.conv1"
-    assert len(study.sensitivities) == 16
-    assert len(study.per_dimension) == len(study.formula) == len(study.layers) == 17
-    assert min(study.per_dimension) > 0

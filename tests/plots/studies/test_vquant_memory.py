@@ -28,14 +28,9 @@ def test_two_networks_follow_another_rule(name, least, most):
 
 
 @pytest.mark.parametrize("name", PAPER)
-def test_full_precision_is_the_papers(name):
+def test_full_precision_is_the_papers_and_our_large_values_take_less(name):
     row = by_formula(name)
     assert row["formula"][0] == pytest.approx(row["paper"][0], rel=0.06)
-
-
-@pytest.mark.parametrize("name", PAPER)
-def test_our_large_values_take_less_than_the_papers(name):
-    row = by_formula(name)
     assert row["ours"][:3] == row["formula"][:3]
     assert row["ours"][3] < row["formula"][3]
 
@@ -57,8 +52,6 @@ class TestPeak:
     def test_is_over_the_layers(self, inputs, bits, elements):
         assert Elements(10, inputs).quantized(bits, 0.0) == pytest.approx(elements * self.UNIT)
 
-    def test_large_values_come_on_top_of_what_is_stored(self):
+    def test_large_values_come_on_top_of_what_is_stored_and_full_counts_every_tensor_once(self):
         assert Elements(10, (32, 32)).quantized(2, 0.25) == pytest.approx((10 + 2 * (2 + 16) + 32) * self.UNIT)
-
-    def test_full_counts_every_tensor_once(self):
         assert Elements(10, (32, 16)).full() == pytest.approx(58 * self.UNIT)

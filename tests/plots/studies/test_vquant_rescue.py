@@ -32,23 +32,13 @@ def made_up():
     return rows
 
 
-def test_every_seed_has_each_cell_of_the_tables_once():
+def test_every_seed_has_each_cell_of_the_tables_once_of_a_network_of_fifty_layers():
     cases = vquant_rescue.cases()
     assert len(cases) == 135 and len({tuple(case.items()) for case in cases}) == 135
     assert all({falls, rises} <= {phases for _, phases in PAPER} for falls, rises in PAIRS)
-
-
-def test_schedules_are_read_in_the_papers_notation():
+    for falls, rises in PAIRS:
+        assert vquant_rescue.phases_of(falls) == vquant_rescue.phases_of(rises)[::-1]
     assert vquant_rescue.phases_of("(F)-(3,2)-(2,0)") == ((None, 0.0), (3, 2.0), (2, 0.0))
-
-
-@pytest.mark.parametrize("pair", PAIRS)
-def test_the_second_of_a_pair_is_the_first_backwards(pair):
-    falls, rises = map(vquant_rescue.phases_of, pair)
-    assert falls == rises[::-1]
-
-
-def test_the_network_has_fifty_layers():
     layers = [m for m in vquant_rescue.network().modules() if isinstance(m, nn.Conv2d | nn.Linear)]
     shortcuts = 4
     assert len(layers) - shortcuts == 50
