@@ -19,14 +19,10 @@ def fill(folder):
         (folder / name).write_bytes(bytes(2**19))
 
 
-def test_info_counts_what_fewbit_wrote(run, folder):
+def test_info_counts_and_clear_deletes_what_fewbit_wrote_and_nothing_else(run, folder):
     assert run("cache", "info").out == f"{folder}: 0 files, 0.0 MiB\n"
     fill(folder)
     assert run("cache", "info").out == f"{folder}: 3 files, 1.5 MiB\n"
-
-
-def test_clear_deletes_what_fewbit_wrote_and_nothing_else(run, folder):
-    fill(folder)
     outcome = run("cache", "clear")
     assert (outcome.status, outcome.out, outcome.err) == (0, "", f"{folder}: 3 files deleted\n")
     assert sorted(os.listdir(folder)) == ["kernels", "notes.json", "tables"]

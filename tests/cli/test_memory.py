@@ -136,7 +136,7 @@ def test_json_holds_every_row_and_no_text(run, target):
     }  # fmt: skip
 
 
-def test_the_largest_batch_is_printed_for_exact_and_1_to_4_bits(run, target):
+def test_the_largest_batch_is_printed_for_exact_and_1_to_4_bits_or_a_method(run, target):
     lines = run("memory", target("keywords"), "--gpu-memory", "1 MiB").out.splitlines()[-6:]
     kept = ["activations", "kept", "per", "sample", "largest", "batch", "more"]
     assert lines[0].split() == [*kept, "peak", "per", "sample", "largest", "by", "peak", "more"]
@@ -144,6 +144,10 @@ def test_the_largest_batch_is_printed_for_exact_and_1_to_4_bits(run, target):
     exact = ((1 << 20) - 4 * 4 * 2632) // 640
     assert rows(lines[1])[0][:4] == ["exact", "640", "B", str(exact)]
     assert int(rows(lines[1])[0][6]) < exact
+    outcome = run("memory", target("keywords"), "--level", "L2", "--gpu-memory", "1MiB", "--no-peak")
+    lines = outcome.out.splitlines()[-3:]
+    assert lines[0].split() == ["activations", "kept", "per", "sample", "largest", "batch", "more"]
+    assert [line[:8].strip() for line in lines[1:]] == ["exact", "level L2"]
 
 
 @pytest.mark.parametrize(
@@ -173,13 +177,6 @@ def test_any_method_is_measured_with_its_peak(run, target, options, method, kept
         assert report["few_bit"]["bytes"] == kept
 
 
-def test_of_a_method_the_largest_batch_is_one_row_beside_exact(run, target):
-    outcome = run("memory", target("keywords"), "--level", "L2", "--gpu-memory", "1MiB", "--no-peak")
-    lines = outcome.out.splitlines()[-3:]
-    assert lines[0].split() == ["activations", "kept", "per", "sample", "largest", "batch", "more"]
-    assert [line[:8].strip() for line in lines[1:]] == ["exact", "level L2"]
-
-
 def test_functions_are_counted_when_asked_for(run, target):
     plain, caught = (
         json.loads(run("memory", target("called"), "--json", *options).out)["few_bit"]["bytes"]
@@ -202,10 +199,11 @@ def test_a_built_in_model_takes_no_memory_and_is_counted_as_on_a_gpu(run):
     assert len(report["replaced"]) == 12
 
 
-def test_models_lists_what_there_is(run):
+def test_models_lists_what_there_is_and_the_help_names_the_page(run):
     lines = run("memory", "models").out.splitlines()
     assert lines[0].split() == ["model", "class", "takes", "size"]
     assert {"gpt2", "resnet50", "llama-7b"} <= {line.split()[0] for line in lines}
+    assert "-o memory.html" in run("memory", "--help").out
 
 
 def test_paper_prints_its_rows_beside_the_measured_and_writes_them(run, tmp_path, monkeypatch):
@@ -242,6 +240,8 @@ def test_paper_prints_its_rows_beside_the_measured_and_writes_them(run, tmp_path
         (["TARGET:broken"], 1, "broken failed at "),
         (["TARGET:tensor", "--by", "size"], 2, "no field 'size'; there are module, kind, op, dtype"),
         (["TARGET:tensor", "--sort", "age"], 2, "'age' is not one of"),
+        *((["TARGET:wide", "--compiled", *way], 2, "--compiled") for way in (["--level", "L2"], ["--hooks", "4"])),
+        *((["TARGET:wide", "--compiled", way], 2, "--compiled") for way in ("--functions", "--meta")),
         ([], 2, "Usage: fewbit memory"),
     ],
 )
@@ -267,18 +267,11 @@ def test_compiled_shows_what_the_backend_saves(run, target):
     assert report["bytes"] < 0.2 * report["torch_compile_bytes"]
 
 
-@pytest.mark.parametrize("options", [["--level", "L2"], ["--hooks", "4"], ["--functions"], ["--meta"]])
-def test_compiled_goes_with_no_other_method(run, target, options):
-    outcome = run("memory", target("wide"), "--compiled", *options)
-    assert (outcome.status, outcome.out, outcome.err.count("\n")) == (2, "", 1)
-    assert "--compiled" in outcome.err
-
-
 def test_options_may_stand_before_the_target(run, target):
     assert run("memory", "--bits", 2, target("tensor")).out == run("memory", "of", target("tensor"), "--bits", 2).out
 
 
-def test_a_page_is_written_beside_the_table(run, target, tmp_path):
+def test_a_page_is_written_beside_the_table_of_one_method_too(run, target, tmp_path):
     path = tmp_path / "memory.html"
     outcome = run("memory", target("wide"), "-o", path)
     assert (outcome.status, outcome.err) == (0, f"wrote {path}\n")
@@ -287,10 +280,6 @@ def test_a_page_is_written_beside_the_table(run, target, tmp_path):
         assert f'"name":"{method}"' in page
     assert "glu parts" not in page  # the model has no gated MLP
     assert outcome.out == run("memory", target("wide")).out
-
-
-def test_a_page_of_one_method(run, target, tmp_path):
-    path = tmp_path / "memory.html"
     assert run("memory", target("wide"), "--level", "L2", "-o", path).status == 0
     assert path.read_text().count('"name":"') == 2
 
@@ -309,7 +298,3 @@ def test_a_page_that_cannot_be_written_is_one_line(run, target, tmp_path, name):
     outcome = run("memory", target("wide"), "-o", tmp_path / name)
     assert (outcome.status, outcome.out, outcome.err.count("\n")) == (2, "", 1)
     assert not (tmp_path / name).exists()
-
-
-def test_the_help_of_the_group_names_the_page(run):
-    assert "-o memory.html" in run("memory", "--help").out

@@ -13,27 +13,21 @@ from fewbit.tables.table import table_from_dict, table_to_dict
 SHIPPED = [table for name in shipped_activations() for table in shipped_tables(name)]
 
 
-def test_list_has_a_line_for_each_activation_and_kind(run):
+def test_list_has_a_line_for_each_activation_and_kind_and_its_json_every_shipped_table(run):
     lines = run("tables", "list").out.splitlines()
     assert lines[0].split()[:7] == ["activation", "kind", "weight", "1", "bit", "2", "bits"]
     assert len(lines) == 1 + len({(t.activation, t.kind, t.weight) for t in SHIPPED})
     row = next(line.split() for line in lines if line.startswith("tanh ") and "shared" in line)
     assert row[3:7] == [f"{fewbit.load_table('tanh', b).error:.6f}" for b in (1, 2, 3, 4)]
     assert next(line.split() for line in lines if line.startswith("relu"))[3:] == ["exact"]
-
-
-def test_list_json_holds_every_shipped_table(run):
     entries = json.loads(run("tables", "list", "--json").out)["tables"]
     assert [table_from_dict(entry) for entry in entries] == SHIPPED
 
 
-def test_show_prints_a_shipped_table(run):
+def test_show_prints_a_shipped_table_or_the_fields_of_one(run):
     outcome = run("tables", "show", "swish", "--bits", "2", "--kind", "interval")
     assert (outcome.status, outcome.err) == (0, "")
     assert outcome.out.startswith("silu: 2 bits, 4 levels, 4 intervals, kind interval, weight uniform:-10,10\n")
-
-
-def test_show_json_prints_the_fields_of_the_table(run):
     outcome = run("tables", "show", "tanh", "--json")
     assert json.loads(outcome.out) == table_to_dict(fewbit.load_table("tanh", 3, "shared"))
 
@@ -102,15 +96,13 @@ def test_verify_fails_where_an_error_drifted(run, tmp_path, factor, status):
         assert str(path) in outcome.err.splitlines()[0]
 
 
-def test_verify_fails_where_a_table_only_claims_to_be_exact(run, tmp_path):
-    entry = table_to_dict(fewbit.load_table("gelu", 1)) | {"error": 0.0, "lower_bound": 0.0}
-    (tmp_path / "gelu.json").write_text(dumps({"tables": [entry]}))
-    assert run("tables", "verify", "--input", tmp_path).status == 1
-
-
-@pytest.mark.parametrize("bound", [None, 0.04])
-def test_verify_fails_without_a_lower_bound_near_the_error(run, tmp_path, bound):
-    entry = table_to_dict(fewbit.load_table("gelu", 2)) | {"lower_bound": bound}
+@pytest.mark.parametrize(
+    ("bits", "claims"),
+    [(1, {"error": 0.0, "lower_bound": 0.0}), (2, {"lower_bound": None}), (2, {"lower_bound": 0.04})],
+    ids=["exact", "no lower bound", "a lower bound far below"],
+)
+def test_verify_fails_where_a_table_only_claims_to_be_exact_or_has_no_bound_near_its_error(run, tmp_path, bits, claims):
+    entry = table_to_dict(fewbit.load_table("gelu", bits)) | claims
     (tmp_path / "gelu.json").write_text(dumps({"tables": [entry]}))
     assert run("tables", "verify", "--input", tmp_path).status == 1
 

@@ -47,16 +47,17 @@ def test_a_function_of_a_file(folder, monkeypatch):
     assert made.width == 5
 
 
-def test_a_relative_file_sees_what_lies_beside_it():
-    assert load_target("user-model.py:Made.build")().width == 7
-
-
-def test_a_function_of_a_module_in_the_current_folder():
-    assert load_target("package_of_user.models:make")() == "made"
-
-
-def test_a_function_of_an_installed_module():
-    assert load_target("os.path:join")("a", "b") == "a/b"
+@pytest.mark.parametrize(
+    ("text", "arguments", "result"),
+    [
+        ("user-model.py:Made.build", (), "Made(width=7)"),
+        ("package_of_user.models:make", (), "'made'"),
+        ("os.path:join", ("a", "b"), "'a/b'"),
+    ],
+    ids=["a relative file sees what lies beside it", "a module in the current folder", "an installed module"],
+)
+def test_a_function_of(text, arguments, result):
+    assert repr(load_target(text)(*arguments)) == result
 
 
 @pytest.mark.parametrize(
