@@ -1,5 +1,6 @@
 """What tests of the compile backend share: the partitioner without Inductor's kernels, and the bytes a graph keeps."""
 
+import copy
 from functools import partial
 
 import torch
@@ -109,6 +110,13 @@ def gradients(model, *inputs):
     loss = model(*inputs)
     loss.backward()
     return loss.detach(), torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+def gradient_error(model, *inputs, **options):
+    """Return the relative error of the gradients in few bits beside those of the exact graph."""
+    _, true = gradients(exactly(copy.deepcopy(model)), *inputs)
+    _, near = gradients(few_bits(model, **options), *inputs)
+    return float((near - true).norm() / true.norm())
 
 
 class Perceptron(nn.Module):

@@ -19,6 +19,7 @@ from compiled import (
     exactly,
     few_bits,
     forward_of,
+    gradient_error,
     gradients,
     kept_bytes,
     kept_tensors,
@@ -99,9 +100,7 @@ class TestGradients:
                 return (torch.softmax(scores + mask, -1) @ x).square().mean()
 
         model, x = Masked(), torch.randn(4, 64, 64)
-        _, true = gradients(exactly(copy.deepcopy(model)), x)
-        _, near = gradients(few_bits(model, bits=8, rounding="nearest", smallest=1024), x)
-        assert (near - true).norm() < 0.02 * true.norm()
+        assert gradient_error(model, x, bits=8, rounding="nearest", smallest=1024) < 0.02
 
     def test_of_relu_have_its_sign_exactly(self):
         """A rounded sign would let a gradient pass where none does."""
@@ -121,17 +120,13 @@ class TestGradients:
     def test_of_activations(self, layer):
         model = Weighted(nn.Sequential(nn.Linear(64, 256), layer, nn.Linear(256, 64)), torch.randn(64, 64))
         x = torch.randn(64, 64)
-        _, true = gradients(exactly(copy.deepcopy(model)), x)
-        _, near = gradients(few_bits(model, bits=8, smallest=1024), x)
-        assert (near - true).norm() < 0.02 * true.norm()
+        assert gradient_error(model, x, bits=8, smallest=1024) < 0.02
 
     def test_of_convolutions_with_batch_norm(self):
         layers = nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 8, 3), nn.Flatten()
         model = Weighted(nn.Sequential(*layers), torch.randn(8, 8 * 13 * 13))
         x = torch.randn(8, 3, 32, 32)
-        _, true = gradients(exactly(copy.deepcopy(model)), x)
-        _, near = gradients(few_bits(model, bits=8, smallest=1024), x)
-        assert (near - true).norm() < 0.02 * true.norm()
+        assert gradient_error(model, x, bits=8, smallest=1024) < 0.02
 
 
 class Weighted(nn.Module):
@@ -330,9 +325,7 @@ class TestGoesTogetherWith:
         model = LanguageModel().requires_grad_(False)
         for block in model.blocks:
             block.qkv, block.up = Adapted(block.qkv), Adapted(block.up)
-        _, true = gradients(exactly(copy.deepcopy(model)), TOKENS)
-        _, near = gradients(few_bits(model, bits=8, smallest=1024), TOKENS)
-        assert (near - true).norm() < 0.03 * true.norm()
+        assert gradient_error(model, TOKENS, bits=8, smallest=1024) < 0.03
 
     def test_converted_layers_whose_codes_stay_as_they_are(self):
         layers = nn.Linear(128, 256), nn.GELU(), nn.Linear(256, 128).requires_grad_(False)

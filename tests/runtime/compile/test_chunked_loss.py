@@ -173,7 +173,6 @@ def after_the_head(head, other, x):
 @pytest.mark.parametrize("logits", [before_the_sum, cast_before_the_sum, after_the_head])
 def test_what_is_written_in_place(logits):
     """What the loss reads is not what the head gave, or read, when it was called."""
-    torch.manual_seed(0)
     exact = nn.ModuleList(nn.Linear(FEATURES, VOCABULARY).double().requires_grad_(False) for _ in range(2))
     model = copy.deepcopy(exact)
     fewbit.convert(model, fewbit.ChunkedLoss(("0", "1"), chunk_size=4))
@@ -199,7 +198,6 @@ def test_the_operator_returns_what_its_fake_says(dtypes):
 @pytest.mark.parametrize("bits", [None, 2])
 def test_a_z_loss_in_a_graph(bits):
     """The loss alone, called in compiled code: its gradients are what eager code saves, whatever the bits."""
-    torch.manual_seed(0)
     hidden, weight = (
         torch.randn(20, FEATURES, requires_grad=True),
         torch.randn(VOCABULARY, FEATURES, requires_grad=True),
