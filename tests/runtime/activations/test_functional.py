@@ -263,14 +263,12 @@ class TestInplace:
                 function(overwritten, inplace=True)
             assert torch.equal(overwritten, before)
 
-    def test_saves_the_packed_code_alone(self, name, arguments):
+    def test_saves_the_packed_code_alone_and_without_a_gradient_is_torchs(self, name, arguments):
         kept = []
         x = torch.zeros(1000, requires_grad=True) * 1
         with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
             functions(name, arguments)[0](x, inplace=True, table=table_of_bits(3))
         assert [t.untyped_storage().nbytes() for t in kept] == [375]
-
-    def test_without_a_gradient_is_torchs(self, name, arguments):
         ours, theirs = functions(name, arguments)
         x = laid_out("sliced", torch.float32)
         assert ours(x, inplace=True) is x

@@ -194,14 +194,12 @@ class TestGradients:
             runs.append(grads(swiglu(gate, up), (gate, up)))
         assert same(runs[0][0], runs[1][0]) and not same(runs[0][0], runs[2][0])
 
-    def test_second_derivatives_and_forward_mode_are_refused(self):
+    def test_second_derivatives_and_forward_mode_are_refused_and_torch_func_gives_torch_s_own(self):
         gate, up = pair(256)
         with pytest.raises(RuntimeError, match="second derivative"):
             torch.autograd.grad(swiglu(gate, up).sum(), gate, create_graph=True)
         with torch.autograd.forward_ad.dual_level(), pytest.raises((RuntimeError, NotImplementedError), match="jvp"):
             swiglu(torch.autograd.forward_ad.make_dual(gate, torch.ones(256)), up)
-
-    def test_torch_func_gives_torch_s_own(self):
         gate, up = (x.detach() for x in pair(64))
         ours = torch.func.grad(lambda g: swiglu(g, up).sum())(gate)
         torch.testing.assert_close(ours, torch.func.grad(lambda g: (F.silu(g) * up).sum())(gate))
@@ -235,8 +233,6 @@ class TestRefused:
             swiglu(gate, 1)
         with pytest.raises(FewbitError, match="approximate"):
             geglu(gate, up, "fast")
-
-    def test_integers_with_a_gradient(self):
         complexes = [x.to(torch.complex64) for x in pair(8)]
         with pytest.raises(TypeError, match="takes float32"):
             fewbit.functional.glu(*complexes)

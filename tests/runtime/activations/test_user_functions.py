@@ -147,13 +147,11 @@ def test_compiled_gradients_are_right_whatever_torchs_fakes_foresee_of_the_layou
 
 
 class TestTables:
-    def test_are_solved_for_the_function(self):
+    def test_are_solved_for_the_function_or_the_users_as_they_are(self):
         module = fewbit.FewBit("x*sigmoid(1.702*x)", bits=2)
         solved = fewbit.solve("x*sigmoid(1.702*x)", bits=2)
         assert (module.table.levels == solved.levels).all()
         assert (fewbit.FewBit(torch.tanh, bits=2).bits, fewbit.FewBit("tanh").table) == (2, fewbit.load_table("tanh"))
-
-    def test_the_users_is_used_as_it_is(self):
         table = table_of_bits(5)
         for activation in ("x*x", torch.sin):
             assert fewbit.FewBit(activation, table=table).table is table
@@ -225,12 +223,9 @@ for module in modules:
             forward_of(name)
 
 
-def test_has_the_state_of_the_callable_alone():
+def test_has_the_state_of_the_callable_alone_and_says_what_it_is():
     assert fewbit.FewBit("x*x").state_dict() == fewbit.FewBit(torch.sin).state_dict() == {}
     assert list(fewbit.FewBit(Scaled()).state_dict()) == ["function.scale"]
-
-
-def test_says_what_it_is():
     assert repr(fewbit.FewBit("x * tanh(x)", bits=2)) == "FewBit('x * tanh(x)', bits=2)"
     assert repr(fewbit.FewBit(torch.sin, bits=2)) == "FewBit(sin, bits=2)"
     assert fewbit.FewBit("x * tanh(x)").activation == "x*tanh(x)"
@@ -268,12 +263,10 @@ class TestRefusals:
         with pytest.raises(FewbitError, match=r"^PReLU holds parameters that learn"):
             module(x)
 
-    def test_a_result_of_another_shape(self):
+    def test_a_result_of_another_shape_and_another_table(self):
         module = fewbit.FewBit(lambda x: x if x.dim() == 1 else x[:1], table=table_of_bits(1))
         with pytest.raises(FewbitError, match=r"elementwise, but of \(2, 3\) this makes \(1, 3\)$"):
             module(torch.ones(2, 3, requires_grad=True))
-
-    def test_the_function_cannot_be_renamed_by_its_table(self):
         module = fewbit.FewBit("x*x")
         with pytest.raises(AttributeError):
             module.table = table_of_bits(2)

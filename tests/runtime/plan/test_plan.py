@@ -211,13 +211,23 @@ class TestAPlan:
             plan.with_choice("layers.0.up:0", "table", 3)
         assert "edited since" in str(edited.with_choice("layers.0.up:0", "exact")) and "edited" not in str(plan)
 
-    def test_of_another_model_is_refused(self):
+    def test_of_another_model_or_with_a_broken_choice_is_refused_and_equal_layers_are_one_row(self, tmp_path):
         plan = fewbit.plan(Net(), batch(), memory="1GB")
+        assert "layers.*.up:0" in str(plan) and "layers.1" not in str(plan).split("peak")[0]
         frozen = Net()
         frozen.layers[0].up.requires_grad_(False)
         for other in (Net(layers=3), Net().bfloat16(), frozen):
             with pytest.raises(FewbitError, match="another model"):
                 fewbit.fit(other, plan=plan)
+        with pytest.raises(FewbitError, match="a plan needs no batch"):
+            fewbit.fit(Net(), plan=plan, memory="1GB")
+        plan.to_json(tmp_path / "plan.json")
+        text = (tmp_path / "plan.json").read_text().replace('"method": "exact"', '"method": "magic"', 1)
+        (tmp_path / "plan.json").write_text(text)
+        with pytest.raises(FewbitError, match="magic"):
+            Plan.from_json(tmp_path / "plan.json")
+        with pytest.raises(FewbitError, match="plan is a Plan, of"):
+            fewbit.fit(Net(), plan="plan.json")
 
     @pytest.mark.parametrize(
         "text", ["", "[]", "{}", '{"format": "fewbit plan 1"}', '{"format": "fewbit plan 1", "a": 1}']
@@ -226,17 +236,6 @@ class TestAPlan:
         (tmp_path / "plan.json").write_text(text)
         with pytest.raises(FewbitError, match=r"plan\.json"):
             Plan.from_json(tmp_path / "plan.json")
-
-    def test_with_a_broken_choice_is_refused(self, tmp_path):
-        fewbit.plan(Net(), batch(), memory="1GB").to_json(tmp_path / "plan.json")
-        text = (tmp_path / "plan.json").read_text().replace('"method": "exact"', '"method": "magic"', 1)
-        (tmp_path / "plan.json").write_text(text)
-        with pytest.raises(FewbitError, match="magic"):
-            Plan.from_json(tmp_path / "plan.json")
-
-    def test_prints_equal_layers_in_one_row(self):
-        text = str(fewbit.plan(Net(), batch(), memory="1GB"))
-        assert "layers.*.up:0" in text and "layers.1" not in text.split("peak")[0]
 
 
 class TestTheFrontier:
@@ -464,10 +463,6 @@ class TestErrorsOfTheUser:
         with pytest.raises(FewbitError, match=match):
             fewbit.plan(make(), data(), loss=loss, memory="1GB")
 
-    def test_what_is_no_plan(self):
-        with pytest.raises(FewbitError, match="plan is a Plan, of"):
-            fewbit.fit(Net(), plan="plan.json")
-
     def test_a_tensor_of_as_many_rows_as_samples_that_is_not_of_samples(self):
         class Weighted(Net):
             def forward(self, x, weight):
@@ -476,11 +471,6 @@ class TestErrorsOfTheUser:
         inputs = {"x": torch.randn(10, 16), "weight": torch.ones(10)}
         with pytest.raises(FewbitError, match=r"10 rows for a row a sample, and with 20 the model raises RuntimeError"):
             fewbit.plan(Weighted(1), inputs, memory="1GB", batch="max")
-
-    def test_a_plan_and_limits(self):
-        plan = fewbit.plan(Net(), batch(), memory="1GB")
-        with pytest.raises(FewbitError, match="a plan needs no batch"):
-            fewbit.fit(Net(), plan=plan, memory="1GB")
 
 
 @pytest.mark.deep

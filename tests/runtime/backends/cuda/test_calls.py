@@ -87,13 +87,6 @@ def test_a_packed_code_that_is_a_view_is_taken(launches):
     assert_same_bits(cuda.multiply(x, spread, KEY), reference.multiply(x, packed, KEY))
 
 
-@pytest.mark.parametrize("packed", [torch.zeros(11, dtype=torch.uint8), torch.zeros(12, dtype=torch.int8)])
-def test_a_packed_code_of_another_size_is_refused(launches, packed):
-    with pytest.raises(RuntimeError, match=r"^30 codes of 3 bits take 12 bytes on cpu, not "):
-        cuda.multiply(torch.zeros(30), packed, KEY)
-    assert launches == []
-
-
 VECTORS = {"scale": torch.ones(640), "shift": torch.zeros(640)}
 
 
