@@ -114,7 +114,7 @@ class Delicate:
             return self.is_periodic(node, user)
         if name is aten.pow:
             base, exponent = user.args[:2]
-            is_polynomial = isinstance(exponent, int | float) and exponent >= 0 and exponent == int(exponent)
+            is_polynomial = isinstance(exponent, int | float) and exponent >= 0 and float(exponent).is_integer()
             if base is not node or is_polynomial:
                 return False
             return self._may_be(node, 0.0) or self.ranges.get(node, ANY)[0] < 0

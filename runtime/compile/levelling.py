@@ -19,7 +19,7 @@ from torch import fx
 from ..quantizers.per_group import LEAST_ROW
 from .codes import hint, memory_order
 from .delicate import operands_of
-from .nodes import is_pointwise, is_view, operator_of, packet, shape_of, tensor_of
+from .nodes import is_pointwise, is_view, operator_of, packet, shape_of, tensor_of, value_of
 
 aten = torch.ops.aten
 
@@ -97,7 +97,8 @@ def unite(graph: fx.Graph) -> bool:
         statistic = origin = node.args[1]
         while packet(origin) in _RESHAPING:
             origin = origin.all_input_nodes[0]
-        same = known.setdefault((origin, shape_of(statistic)), statistic)
+        form = shape_of(statistic), value_of(statistic).dtype  # a view may be of the bits, as another type
+        same = known.setdefault((origin, form), statistic)
         if same is not statistic:
             node.update_arg(1, same)
             changed = True

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from .nodes import SAME, is_view, packet, shape_of, tensor_of
 
@@ -32,7 +32,8 @@ def ranges_of(graph: fx.Graph) -> dict[fx.Node, Range]:
 
 def _range(node: fx.Node, known: Mapping[fx.Node, Range]) -> Range:
     x, name = tensor_of(node), packet(node)
-    if node.op != "call_function":
+    # A complex number has no range, nor has what are its parts, or bits of a number of another type.
+    if node.op != "call_function" or name in _OF_PARTS or node.target is aten.view.dtype or _is_complex(x):
         return ANY
     if x is not None and x.dtype == torch.bool:
         return (0.0, 1.0)
@@ -67,6 +68,10 @@ def _range(node: fx.Node, known: Mapping[fx.Node, Range]) -> Range:
         return _power(arguments[0], exponent) if isinstance(exponent, int | float) else ANY
     rule = _RULES.get(name)
     return rule(*arguments) if rule is not None and None not in arguments[:3] else ANY
+
+
+def _is_complex(x: Tensor | None) -> bool:
+    return x is not None and x.is_complex()
 
 
 def _is_largest_of(node: Any, value: Any) -> bool:
@@ -182,6 +187,7 @@ _FIXED: Mapping[Any, Range] = {
     aten.atan2: (-math.pi, math.pi),
     aten.sign: (-1.0, 1.0),
 }
+_OF_PARTS = {aten.view_as_real, aten.real, aten.imag}
 _IN_ORDER = {aten.view, aten._unsafe_view, aten.unsqueeze, aten.squeeze}  # dimensions of size 1 come and go
 # Results whose elements are, or lie between, elements of the first argument.
 _PASSING = {aten.clone, aten._to_copy, prims.convert_element_type, aten.cat, aten.stack, aten.index, aten.gather}

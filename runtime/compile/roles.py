@@ -117,8 +117,15 @@ def is_saved_itself(node: fx.Node) -> bool:
         return False
     if packet(made) in REDUCTIONS or (is_pointwise(node) and x.dtype == torch.bool):
         return True
+    # Torch's cut saves no views, such as the bits of a number (`x.view(torch.int32)`): what reads them is saved.
+    of_bits = (i for i in made.all_input_nodes if is_floating(base_of(i)) and _is_integer(i))
     is_step = packet(made) in _STEPS or made.kwargs.get("rounding_mode") is not None or x.dtype in _INTEGERS
-    return is_step and any(map(is_floating, made.all_input_nodes))
+    return any(of_bits) or (is_step and any(map(is_floating, made.all_input_nodes)))
+
+
+def _is_integer(node: fx.Node) -> bool:
+    x = tensor_of(node)
+    return x is not None and x.dtype in _INTEGERS
 
 
 def is_pinned(node: fx.Node) -> bool:

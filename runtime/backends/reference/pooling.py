@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ...tensors.dtypes import arithmetic_dtype
+
 _PARTS = 8  # into which images are divided, so that indices, of 64 bits, take little memory
 
 MAX_POOL: dict[int, Any] = {1: F.max_pool1d_with_indices, 2: F.max_pool2d_with_indices, 3: F.max_pool3d_with_indices}
@@ -50,7 +52,10 @@ def max_pool_backward(
     grad, places, corners = grad.reshape(-1, outputs), places.reshape(-1, outputs), corners.flatten()
     for there, at, g in zip(*(x.chunk(_PARTS) for x in (grad_x, places, grad)), strict=True):
         indices = offsets[at.int().clamp_(max=offsets.numel() - 1)].add_(corners).clamp_(0, size - 1)
-        there.scatter_add_(-1, indices, g)
+        # Torch's pooling sums numbers of 16 bits in float32; a GPU's scatter rounds after each, in any order.
+        sums = there.to(arithmetic_dtype(there.dtype)).scatter_add_(-1, indices, g.to(arithmetic_dtype(g.dtype)))
+        if sums.dtype != there.dtype:
+            there.copy_(sums)
     return grad_x.view(shape)
 
 

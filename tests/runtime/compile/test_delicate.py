@@ -88,6 +88,11 @@ STEPS = {
     "rounding mode": lambda a, b: (torch.div(a, 0.3, rounding_mode="trunc") * b).square().sum(),
     "division": lambda a, b: ((a.detach() // 0.3) * b).square().sum() + (a * b).sum(),
     "remainder": lambda a, b: (torch.remainder(a, 0.3) * b).square().sum(),
+    "bits": lambda a, b: ((a.view(torch.int32) >> 20) % 7 * b).square().sum() + a.square().sum(),
+    "bits, less a mean's": lambda a, b: (
+        (a - (mean := a.mean(1, keepdim=True))).square().sum()
+        + ((a.view(torch.int32) - mean.view(torch.int32)) % 7 * b).square().sum()
+    ),
     "for an unknown operator": lambda a, b: (
         F.grid_sample(b.view(-1, 1, 8, 16), (8 * a.view(-1, 8, 8, 2).tanh()).round() / 8, align_corners=False).sum()
         + (a * b).sum()
@@ -478,6 +483,9 @@ AWAY = {
     "infinite power": (lambda x: x.sigmoid() ** float("inf"), (0, torch.inf)),
     "choice": (lambda x: torch.where(x > 0, x.tanh(), -x.exp()), (-torch.inf, 1)),
     "cube": (lambda x: x.relu() ** 3 - 1, (-1, torch.inf)),
+    "complex": (lambda x: torch.view_as_real(torch.complex(x, x + 1).square() + 1j), (-torch.inf, torch.inf)),
+    "complex, subtracted": (lambda x: (1j - torch.complex(x, x)).abs(), (0, torch.inf)),
+    "bits": (lambda x: x.relu().view(torch.int32), (-torch.inf, torch.inf)),
 }
 
 

@@ -52,6 +52,24 @@ def test_any_layout_will_do(case):
         torch.testing.assert_close(ours[1], torchs[1], rtol=1e-6, atol=1e-6)
 
 
+class _Scattering(TorchDispatchMode):
+    """Records the dtype in which numbers are added at places."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.scatter_add_.default:
+            self.dtype = args[0].dtype
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_gradients_of_16_bits_are_summed_in_float32(dtype):
+    """A GPU's `scatter_add_` rounds each sum in their dtype; that of a CPU does not."""
+    x = torch.randn(2, 3, 9, 9, dtype=dtype)
+    with _Scattering() as found:
+        _, gradient = run(layers.MaxPool2d(3, 1), x)
+    assert found.dtype == torch.float32 and gradient.dtype == dtype
+
+
 @each
 def test_checkpoints_work(case):
     x, layer = case.input(), case.compressed()
