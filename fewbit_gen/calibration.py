@@ -232,7 +232,10 @@ class Calibration:
         """
         content = [(f"{file_stem(module.name)}.npz", module.to_npz()) for module in self.modules]
         make_folder(folder)
-        return tuple(_written(Path(folder) / name, data) for name, data in content)
+        for name, data in content:
+            with atomic_write(Path(folder) / name) as stream:
+                stream.write(data)
+        return tuple(Path(folder) / name for name, _ in content)
 
     def _choice(self, bits: int | None, kind: str | None) -> tuple[int, str]:
         return check_bits(self.bits if bits is None else bits), check_kind(self.kind if kind is None else kind)
@@ -281,9 +284,3 @@ def _default_table(activation: str, bits: int, kind: str) -> Table:
 
 def _called(name: str) -> str:
     return name or "the model itself"
-
-
-def _written(path: Path, content: bytes) -> Path:
-    with atomic_write(path) as stream:
-        stream.write(content)
-    return path

@@ -53,8 +53,12 @@ def cut_by_values(moments: Moments, thresholds: Vector, tolerance: float = 0.0) 
     left, right = moments.cell_ends
     codes = np.searchsorted(thresholds, moments.at_cell_ends, side="left")
     jump = np.flatnonzero(codes[1, :-1] != codes[0, 1:])
-    crosses, threshold, before, after = _expand(codes[0], codes[1])
-    at = _bisect(moments, left[crosses], right[crosses], thresholds[threshold], before < after, tolerance)
+    # Each crossing of a threshold within a cell, with the codes before and after it.
+    crosses, nth = repeated(np.abs(codes[1] - codes[0]))
+    rises = codes[1, crosses] > codes[0, crosses]
+    before = np.where(rises, codes[0, crosses] + nth, codes[0, crosses] - nth)
+    after = np.where(rises, before + 1, before - 1)
+    at = _bisect(moments, left[crosses], right[crosses], thresholds[np.minimum(before, after)], rises, tolerance)
     points = np.concatenate([at, moments.edges[jump + 1]])
     follows = np.concatenate([after, codes[0, jump + 1]])
     # At equal points (a jump right after a crossing) the later cell takes precedence: stable sorting keeps the order.
@@ -80,18 +84,6 @@ def sums_by_value(
 def near(moments: Moments) -> float:
     """Return the tolerance of a crossing within which lies too little mass to change a mean by its rounding error."""
     return 1e-13 * float(moments.edges[-1] - moments.edges[0])
-
-
-def _expand(
-    first: NDArray[np.int64], last: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return, for each crossing of a threshold within a cell: cell, threshold, code before and after."""
-    steps = np.abs(last - first)
-    cell, nth = repeated(steps)
-    up = last[cell] > first[cell]
-    before = np.where(up, first[cell] + nth, first[cell] - nth)
-    after = np.where(up, before + 1, before - 1)
-    return cell, np.minimum(before, after), before, after
 
 
 def _bisect(

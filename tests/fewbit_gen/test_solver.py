@@ -154,15 +154,14 @@ class TestDomain:
 
 
 class TestArguments:
-    def test_defaults(self):
+    def test_have_defaults_and_may_be_objects_or_a_numpy_integer(self):
         table = solve("gelu")
         assert (table.bits, table.kind, table.weight) == (3, "shared", "uniform:-10,10")
         assert table == solve("gelu", bits=3, kind="shared", weight="uniform:-10.0,10.0")
-
-    def test_an_activation_and_a_weight_may_be_objects(self):
         assert solve(parse_activation("selu"), 1, "interval", parse_weight("normal:0,1")) == solve(
             "SELU", bits=1, kind="interval", weight="normal:0,1"
         )
+        assert solve("gelu", bits=np.int64(2)) == solve("gelu", bits=2)
 
     @pytest.mark.parametrize("kind", ["interval", "shared"])
     def test_levels_stand_in_for_bits(self, kind):
@@ -170,9 +169,6 @@ class TestArguments:
         assert (table.levels.size, table.bits) == (5, 3)
         assert solve("gelu", bits=3, kind=kind).error < table.error < solve("gelu", bits=2, kind=kind).error
         assert solve("gelu", levels=8, kind=kind) == solve("gelu", bits=3, kind=kind)
-
-    def test_a_numpy_integer_is_an_integer(self):
-        assert solve("gelu", bits=np.int64(2)) == solve("gelu", bits=2)
 
     @pytest.mark.parametrize(
         ("arguments", "message"),

@@ -22,12 +22,9 @@ def test_a_jump_is_followed_to_the_last_double(place, size, falling):
     assert jumps(lambda x: np.where(x > place, sign * size, 0.0) + 1 / (1 + x * x)).tolist() == [place]
 
 
-def test_rounding_is_no_jump():
+def test_rounding_infinities_and_numbers_that_are_none_are_no_jumps():
     assert jumps(lambda x: np.cos(x) + 1e-13 * np.sin(1e17 * x)).size == 0
     assert jumps(lambda x: 1 - np.tanh(x) ** 2).size == 0  # all its digits cancel far out
-
-
-def test_infinities_and_numbers_that_are_none_are_no_jumps():
     with np.errstate(all="ignore"):
         assert jumps(lambda x: np.exp(x)).size == 0
         assert jumps(lambda x: np.log(x)).size == 0
@@ -37,11 +34,15 @@ def test_the_grid_knows_whole_numbers_and_hundredths():
     assert {-100.0, -3.0, 0.0, 0.5, 6.0} <= set(grid().tolist())
 
 
-def test_a_step_is_constant_to_the_last_bit():
+def test_a_step_is_constant_to_the_last_bit_and_what_its_function_rises_by():
     assert is_step(lambda x: np.where(x > 1, 2.0, 3.0), (1.0,))
     assert not is_step(lambda x: np.where(x > 1, 2.0, 3.0), ())
     assert not is_step(lambda x: np.where(x > 1, 2.0, 3.0 + 1e-15 * x), (1.0,))
     assert not is_step(lambda x: np.full_like(x, np.nan), ())
+    one = np.ones_like
+    assert is_step(one, (), lambda x: x)
+    assert is_step(one, (0.5,), lambda x: x + (x > 0.5))  # a jump of f at a kink is no slope
+    assert not is_step(one, (), lambda x: x + 1e-4 * np.tanh(1e6 * (x - 3.1234567)))
 
 
 @pytest.mark.parametrize(
@@ -61,13 +62,6 @@ def test_a_step_between_two_points_of_the_grid_is_found(text, kinks):
     table = solve(text, levels=3)
     assert (table.error, table.lower_bound) == (0, 0)
     assert table.boundaries.tolist() == kinks
-
-
-def test_a_step_is_what_its_function_rises_by():
-    one = np.ones_like
-    assert is_step(one, (), lambda x: x)
-    assert is_step(one, (0.5,), lambda x: x + (x > 0.5))  # a jump of f at a kink is no slope
-    assert not is_step(one, (), lambda x: x + 1e-4 * np.tanh(1e6 * (x - 3.1234567)))
 
 
 def test_reach():
