@@ -7,6 +7,7 @@ import pytest
 import torch
 from fewbit import memory
 from fewbit.quantizers import PerGroup
+from glu_cases import relative
 from small_modules import Attends
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -82,10 +83,6 @@ def step(model, batch):
     return out.detach(), torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
-def error(found, exact):
-    return float((found - exact).norm() / exact.norm())
-
-
 @pytest.fixture(params=MODELS)
 def case(request):
     model, batch = MODELS[request.param]()
@@ -102,7 +99,7 @@ def test_outputs_stay_and_gradients_are_close(case, options):
     assert sum("attention in 6 bits" in row.now for row in report.replaced) == {"plain": 1, "t5": 6}.get(name, 2)
     found = step(model, batch)
     assert torch.equal(found[0], exact[0])
-    assert error(found[1], exact[1]) < 0.2
+    assert relative(found[1], exact[1]) < 0.2
     assert memory.profile(model, **batch).total < memory.profile(without, **batch).total or name == "t5"
     assert memory.profile(model, **batch).total < kept or name == "t5"
 
@@ -129,10 +126,10 @@ def test_within_hooks_and_checkpoints():
     exact = step(model, batch)
     fewbit.convert(model, attention=8)
     with fewbit.compress_saved_tensors(PerGroup(8)):
-        assert error(step(model, batch)[1], exact[1]) < 0.02
+        assert relative(step(model, batch)[1], exact[1]) < 0.02
     around = copy.deepcopy(model)
     around.attends = _Checkpointed(around.attends)
-    assert error(step(around, batch)[1], exact[1]) < 0.02
+    assert relative(step(around, batch)[1], exact[1]) < 0.02
 
 
 class _Checkpointed(nn.Module):
@@ -157,7 +154,7 @@ def test_compiled_models_run_torchs():
     exact = step(model, batch)
     fewbit.convert(model, fewbit.Attention(), fewbit.Activations(None))
     found = step(torch.compile(model, backend="aot_eager", fullgraph=True), batch)
-    assert error(found[1], exact[1]) < 1e-5
+    assert relative(found[1], exact[1]) < 1e-5
 
 
 def test_a_model_without_attention_is_said_to_have_none():

@@ -237,7 +237,6 @@ class TestFunctionsInAttributes:
     @pytest.mark.parametrize("activation", ["relu", "gelu", F.silu, partial(F.gelu, approximate="tanh")])
     @pytest.mark.parametrize("cls", [nn.TransformerEncoderLayer, nn.TransformerDecoderLayer])
     def test_of_torchs_transformer(self, cls, activation):
-        torch.manual_seed(0)
         layer = cls(8, 2, 32, dropout=0.1, activation=activation, batch_first=True)
         x = torch.randn(2, 3, 8)
         args = (x,) if cls is nn.TransformerEncoderLayer else (x, x + 1)
@@ -495,7 +494,7 @@ class TestReport:
 
 
 class TestRefused:
-    def test_compiled(self):
+    def test_compiled_and_no_model(self):
         model = Net()
         for compiled in (torch.compile(model), nn.Sequential(torch.compile(model))):
             for call in (convert, revert):
@@ -504,6 +503,8 @@ class TestRefused:
         model.blocks[1].compile()
         with pytest.raises(FewbitError, match=r"its module 'blocks.1' is compiled"):
             convert(model)
+        with pytest.raises(FewbitError, match=r"^the model must be a torch.nn.Module, not function$"):
+            convert(convert)
 
     @pytest.mark.filterwarnings("ignore::DeprecationWarning")
     def test_scripted(self):
@@ -512,10 +513,6 @@ class TestRefused:
             convert(scripted)
         model = nn.Sequential(scripted, nn.GELU())
         assert [row.name for row in convert(model).replaced] == ["1"]
-
-    def test_no_model(self):
-        with pytest.raises(FewbitError, match=r"^the model must be a torch.nn.Module, not function$"):
-            convert(convert)
 
 
 # ---- nothing else stays alive ----------------------------------------------------------------------------------------
@@ -560,7 +557,6 @@ MODELS = [linear_gelu_linear, gpt2, llama]
 
 @pytest.mark.parametrize("make", [linear_gelu_linear, gpt2])
 def test_nothing_keeps_the_input_of_a_few_bit_activation(make):
-    torch.manual_seed(0)
     model, batch = make()
     kinds = tuple(type(m) for m in model.modules() if recognize(m) is not None and "GELU" in type(m).__name__)
     plain, all_of_them = alive_after_forward(copy.deepcopy(model), kinds, **batch)

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from functools import partial
 
 import fewbit
 import pytest
@@ -170,8 +171,18 @@ def check_gradients(model, block, error):
         assert relative(a, b) < error
 
 
-def check_block(make, parts=PARTS):
-    """The rules of all: outputs and names stay, the gradient is near, the parts are kept, copies and revert work."""
+CHECKED = {
+    **{make.__name__: (make, 0) for make in BLOCKS},
+    **{f"timm, {name}": (partial(of_timm, TIMM[name][0], **TIMM[name][1]), 0) for name in TIMM if "norm" not in name},
+    # The mask of dropout is a bit for each element; that of dropout behind the last layer is left alone.
+    **{f"{make.__name__}, dropout": (partial(make, 0.1), 1) for make in WITH_DROPOUT},
+    "timm, dropout": (partial(of_timm, "SwiGLU", hidden_features=WIDE, drop=(0.1, 0.0)), 1),
+}
+
+
+@pytest.mark.parametrize(("make", "bits"), CHECKED.values(), ids=CHECKED)
+def test_block(make, bits):
+    """Outputs and names stay, the gradient is near, the parts are kept, copies and revert work."""
     block, model, report = built(make)
     assert isinstance(model[0], GatedMLP) and not report.left, report
     x = tokens()
@@ -179,7 +190,7 @@ def check_block(make, parts=PARTS):
     assert same(y, exact)
     assert list(model[0].state_dict()) == list(block.state_dict())
     check_gradients(model, block, AT_4_BITS)
-    assert profile(model, tokens()).total == TOKENS * HIDDEN * 4 + parts
+    assert profile(model, tokens()).total == TOKENS * HIDDEN * 4 + PARTS + bits * TOKENS * WIDE / 8
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert same(output(other, x), exact)
     with torch.no_grad():
@@ -190,25 +201,7 @@ def check_block(make, parts=PARTS):
     assert type(model[0]) is type(block) and same(output(model, x), exact)
 
 
-@pytest.mark.parametrize("make", BLOCKS)
-def test_block_of_transformers(make):
-    check_block(make)
-
-
-@pytest.mark.parametrize("name", ["SwiGLU", "SwiGLUPacked", "GluMlp"])
-def test_block_of_timm(name):
-    called, options = TIMM[name]
-    check_block(lambda: of_timm(called, **options))
-
-
-@pytest.mark.parametrize("make", WITH_DROPOUT)
-def test_dropout_adds_one_bit(make):
-    check_block(lambda: make(0.1), PARTS + TOKENS * WIDE / 8)
-
-
-def test_dropout_of_timm_adds_one_bit_and_the_one_after_is_left_alone():
-    make = lambda: of_timm("SwiGLU", hidden_features=WIDE, drop=(0.1, 0.0))  # noqa: E731
-    check_block(make, PARTS + TOKENS * WIDE / 8)
+def test_dropout_of_timm_behind_the_last_layer_is_left_alone():
     _, model, _ = built(lambda: of_timm("SwiGLU", hidden_features=WIDE, drop=0.1))
     report = fewbit.convert(model, glu="parts", level="L2")
     assert [row.name for row in report.replaced] == ["0", "0.drop2"]
@@ -321,7 +314,6 @@ class Parallel(nn.Module):
 
 @pytest.mark.parametrize("unit", [SwiGLU, OfEsm])
 def test_units_of_parallel_blocks(unit):
-    torch.manual_seed(0)
     exact = nn.Sequential(Parallel(unit))
     model = copy.deepcopy(exact)
     before = profile(model, tokens()).total

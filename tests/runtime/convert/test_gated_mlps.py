@@ -7,6 +7,7 @@ import pytest
 import torch
 from fewbit.nn import GatedMLP
 from glu_cases import same
+from small_modules import Gated
 from torch import nn
 
 transformers = pytest.importorskip("transformers")
@@ -86,32 +87,10 @@ def test_without_the_argument_the_activation_alone():
     assert type(model.model.layers[0].mlp.act_fn).__name__ == "SiLUActivation"
 
 
-class Mine(nn.Module):
-    """A block of the user's, with the names and operations of Llama's."""
-
-    def __init__(self):
-        super().__init__()
-        self.gate_proj, self.up_proj, self.down_proj = nn.Linear(8, 16), nn.Linear(8, 16), nn.Linear(16, 8)
-        self.act_fn = nn.GELU()
-
-    def forward(self, hidden):
-        """Its own words for the same."""
-        return self.down_proj(self.act_fn(self.gate_proj(hidden)) * self.up_proj(hidden))
-
-
-class Clipped(Mine):
-    def forward(self, hidden):
-        return self.down_proj((self.act_fn(self.gate_proj(hidden)) * self.up_proj(hidden)).clamp(-7, 7))
-
-
 def test_blocks_are_known_by_what_they_compute():
-    mine, clipped = Mine(), Clipped()
-    x = torch.randn(4, 8, requires_grad=True)
+    """One of the user's, with the names and operations of Llama's; others are left (test_options.py)."""
+    mine, x = Gated(8, 16, act=nn.GELU), torch.randn(4, 8, requires_grad=True)
     before = mine(x)
     report = fewbit.convert(mine, glu="parts")
     assert isinstance(report.model, GatedMLP) and same(report.model(x), before)
     assert fewbit.revert(report.model) is mine
-    report = fewbit.convert(clipped, glu="parts")
-    why = "it has the modules of Llama, but its forward is none that fewbit knows"
-    assert why in [row.why for row in report.left]
-    assert [row.name for row in report.replaced] == ["act_fn"]

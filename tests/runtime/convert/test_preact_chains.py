@@ -24,6 +24,12 @@ class Block(nn.Module):
         return self.conv2(F.relu(self.bn2(out))) + x
 
 
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.conv = nn.BatchNorm2d(3), nn.Conv2d(3, 3, 1)
+
+
 class Projected(nn.Module):
     """The normalized input goes into the shortcut too: the first chain cannot be fused."""
 
@@ -98,10 +104,10 @@ def test_converted_again_it_has_the_new_bits():
 
 
 def test_a_relu_that_is_used_elsewhere_too_becomes_few_bit_there():
-    class Shared(nn.Module):
+    class Shared(Pair):
         def __init__(self):
             super().__init__()
-            self.norm, self.conv, self.relu = nn.BatchNorm2d(3), nn.Conv2d(3, 3, 1), nn.ReLU()
+            self.relu = nn.ReLU()
 
         def forward(self, x):
             return self.relu(self.conv(self.relu(self.norm(x))))
@@ -126,31 +132,19 @@ class AsksForValues(Block):
         return super().forward(x) if x.sum() > 0 else x
 
 
-class OnlyInTraining(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm, self.conv = nn.BatchNorm2d(3), nn.Conv2d(3, 3, 1)
-
+class OnlyInTraining(Pair):
     def forward(self, x):
         x = F.relu(self.norm(x))
         return self.conv(x) if self.training else self.conv(x + 1)
 
 
-class ReturnsIt(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm, self.conv = nn.BatchNorm2d(3), nn.Conv2d(3, 3, 1)
-
+class ReturnsIt(Pair):
     def forward(self, x):
         self.conv(x)
         return self.norm(x)
 
 
-class Twice(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm, self.conv = nn.BatchNorm2d(3), nn.Conv2d(3, 3, 1)
-
+class Twice(Pair):
     def forward(self, x):
         for _ in range(2):
             x = self.conv(F.relu(self.norm(x)))
