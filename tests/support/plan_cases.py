@@ -1,5 +1,6 @@
 """Small models to plan for, with their batches."""
 
+import small_modules
 import torch
 from fewbit.runtime.plan.eager_planner import Planner
 from fewbit.runtime.plan.problem import Limits, Price, Solution
@@ -114,20 +115,10 @@ class Gated(nn.Module):
 class GatedBlock(nn.Module):
     def __init__(self, width):
         super().__init__()
-        self.norm, self.mlp = nn.LayerNorm(width), GatedUnit(width)
+        self.norm, self.mlp = nn.LayerNorm(width), small_modules.Gated(width, 3 * width)
 
     def forward(self, x):
         return x + self.mlp(self.norm(x))
-
-
-class GatedUnit(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.gate_proj, self.up_proj = nn.Linear(width, 3 * width), nn.Linear(width, 3 * width)
-        self.down_proj, self.act_fn = nn.Linear(3 * width, width), nn.SiLU()
-
-    def forward(self, x):
-        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
 
 
 class Convs(nn.Module):

@@ -76,6 +76,11 @@ LAYOUTS = DENSE | NOT_DENSE
 SETTLED = {name: case for name, case in LAYOUTS.items() if name != "size-one-of-stride-0"}
 
 
+def normal(n, dtype, seed=0):
+    """n normal numbers of deviation 4."""
+    return torch.randn(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).mul(4).to(dtype)
+
+
 def laid_out(layout, dtype, seed=0, special=True):
     """Normal values of some spread, a NaN and infinities among them if `special`, in one of `LAYOUTS`."""
     n, view = LAYOUTS[layout]

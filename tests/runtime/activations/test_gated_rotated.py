@@ -68,7 +68,6 @@ def test_at_two_bits_they_err_less_than_groups(name, keep):
 
 
 def test_a_block_s_gradients_are_torch_s_on_average_its_product_and_input_too():
-    torch.manual_seed(0)
     mlp, x = GatedMLP(64, 128, bits=8, copy_bits=2, input_bits=2, **ROTATED), torch.randn(16, 64)
     parameters, draws = [*mlp.parameters()], 200
     exact = grads(mlp.down_proj(F.silu(mlp.gate_proj(x)) * mlp.up_proj(x)), parameters)
@@ -80,7 +79,6 @@ def test_a_block_s_gradients_are_torch_s_on_average_its_product_and_input_too():
 
 @pytest.mark.parametrize("keep", KEEPS)
 def test_plain_hooked_and_compiled_blocks_agree(keep):
-    torch.manual_seed(0)
     mlp, x = GatedMLP(64, 128, keep=keep, input_bits=3, **ROTATED), torch.randn(4, 8, 64).requires_grad_()
     inputs = [x, *mlp.parameters()]
 

@@ -378,7 +378,6 @@ def test_arguments_are_checked(arguments):
 
 
 def test_kinds_whose_sensitivities_do_not_compare_keep_the_average():
-    torch.manual_seed(0)
     first, norm, last = layers.Linear(64, 64, bits=2), layers.LayerNorm(64, bits=2), layers.Linear(64, 1, bits=2)
     model = nn.Sequential(first, norm, fewbit.ReLU(), last)
     precision = MixedPrecision(model, 2.5)
@@ -490,7 +489,6 @@ class TestInCompiledGraphs:
 
     @pytest.mark.deep
     def test_blocks_compiled_one_by_one_are_eagers(self):
-        torch.manual_seed(0)
         model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64)) for _ in range(3)))
         fewbit.convert(model, level="L3", bits=2.5)
         forget_inputs(model)

@@ -84,7 +84,6 @@ OTHERS = [layers.LayerNorm(32), layers.GroupNorm(4, 16), layers.InstanceNorm1d(1
 @pytest.mark.parametrize("layer", OTHERS)
 def test_other_normalizations_have_the_scale_of_their_weights_gradient(layer):
     """All of deviation 3, where the part of ∇X is small: V times the mean of ∇², as for a product with x̄."""
-    torch.manual_seed(0)
     layer.saver = Seen(layers.ExactSaver())
     x = torch.randn(6, 16, 32) * 3
     gradient = torch.randn(6, 16, 32)
@@ -98,7 +97,6 @@ def test_other_normalizations_have_the_scale_of_their_weights_gradient(layer):
 @pytest.mark.parametrize("layer", [layers.LayerNorm(64), layers.RMSNorm(64, eps=1e-6)])
 def test_rows_of_zeros_do_not_draw_bits_to_their_sample(layer):
     """Their 1/deviation is a thousand times that of others, and nothing of them is rounded."""
-    torch.manual_seed(0)
     layer.saver = Seen(layers.ExactSaver())
     x, gradient = torch.randn(2, 16, 64), torch.randn(1, 16, 64).expand(2, 16, 64)
     x[1, :4] = 0

@@ -13,11 +13,17 @@ from fewbit.runtime.backends.cuda.codegen import THREADS, elements_per_block
 from fewbit.runtime.backends.reference import activation as reference
 from fewbit.runtime.tensors.packing import pack, packed_size, unpack
 from fewbit.tables import Table
-from runtime_cases import DTYPES, HALVES, all_halves, around, assert_same_bits, key_of, table_of_bits, table_with
-
-
-def normal(n, dtype, seed=0):
-    return torch.randn(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).mul(4).to(dtype)
+from runtime_cases import (
+    DTYPES,
+    HALVES,
+    all_halves,
+    around,
+    assert_same_bits,
+    key_of,
+    normal,
+    table_of_bits,
+    table_with,
+)
 
 
 def kernels(backend):

@@ -81,7 +81,6 @@ def check_steps_agree(a, b):
 @pytest.mark.parametrize("count", [None, 12])
 def test_models_of_transformers(name, count):
     """Loss and gradients are the model's, of causal and masked ones, capped, scaled or with a constant added."""
-    torch.manual_seed(0)
     model = MODELS[name]()
     more = {} if count is None or name in ("BART", "BERT") else {"num_items_in_batch": count}
     before = step(model, **more)
@@ -132,7 +131,6 @@ class Plain(nn.Module):
 
 def test_a_model_in_plain_torch_by_name():
     """Beside few-bit activations and a level, which leave the head to the loss; by its own methods nothing is found."""
-    torch.manual_seed(0)
     model = Plain()
     before = torch.autograd.grad(model.loss(IDS), list(model.parameters()))
     report = fewbit.convert(model, loss="chunked")
@@ -183,7 +181,6 @@ def test_heads_that_are_left():
 @pytest.mark.parametrize("way", ["adapted", "frozen", "copied"])
 def test_adapters(way, when):
     """LoRA on the head stays in chunks, as a sum of two heads; so do a frozen head, and one that peft trains whole."""
-    torch.manual_seed(0)
     target = ["q_proj", "lm_head"] if way == "adapted" else ["q_proj"]
     config = LoraConfig(
         r=2, target_modules=target, init_lora_weights=False, modules_to_save=["lm_head"] if way == "copied" else None

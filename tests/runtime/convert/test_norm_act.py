@@ -122,7 +122,6 @@ class TestLevels:
 
     @pytest.mark.parametrize("act", [nn.ReLU, nn.SiLU])
     def test_with_outliers_apart(self, act):
-        torch.manual_seed(0)
         original = nn.Sequential(nn.Conv2d(3, 8, 3), OwnBatchNormAct2d(8, act), nn.Conv2d(8, 4, 1))
         model = copy.deepcopy(original)
         report = fewbit.convert(model, outliers=0.02, bits=3)
@@ -267,7 +266,6 @@ class TestChains:
         ],
     )
     def test_chains_over_the_ends_of_modules(self, make, expected):
-        torch.manual_seed(0)
         original = make()
         model = copy.deepcopy(original)
         before = profile(model, X).total

@@ -250,7 +250,6 @@ class TestPacking:
 class TestLSTM:
     @pytest.mark.parametrize("options", [{}, {"bidirectional": True}, {"proj_size": 8}, {"batch_first": True}])
     def test_weights_of_all_layers_and_directions(self, options):
-        torch.manual_seed(0)
         lstm = nn.LSTM(16, 32, 2, **options)
         x = torch.randn(5, 3, 16)
         y, _ = lstm(x)

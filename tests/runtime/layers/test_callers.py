@@ -75,7 +75,6 @@ def test_the_first_layer_keeps_the_batch_and_its_gradient_is_exact(way, make, sh
 @pytest.mark.parametrize("copies", [1, 2])
 @pytest.mark.parametrize(("make", "shape"), NORMS.values(), ids=list(NORMS))
 def test_normalizations_do_so_too(level, copies, make, shape):
-    torch.manual_seed(0)
     exact = First(make())
     model, x = convert(copy.deepcopy(exact), {"level": level, "bits": 2}), torch.randn(shape).requires_grad_()
     model.first.copies = copies

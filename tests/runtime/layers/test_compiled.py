@@ -193,7 +193,6 @@ def test_codes_do_not_pass_between_eager_and_compiled_layers(compiled):
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.deep)])
 def test_networks_keep_eagers_bytes_and_free_the_activations(backend):
-    torch.manual_seed(0)
     model = nn.Sequential(
         *(nn.Linear(64, 128), nn.LayerNorm(128), nn.GELU(), nn.Linear(128, 128)),
         *(nn.Softmax(-1), nn.Linear(128, 64)),
@@ -305,7 +304,6 @@ def bits_allocated(model):
 @pytest.mark.skipif(not TRACES_SIZES, reason="before torch 2.11 the graph ends at each layer")
 @pytest.mark.parametrize("level", ["L3", "L4"])
 def test_mixed_precision_is_eagers_in_one_graph_of_any_batch(level):
-    torch.manual_seed(0)
     model = fewbit.convert(Branches(), level=level, bits=2.5).model
     forget_inputs(model)
     twin, counter = copy.deepcopy(model), CompileCounterWithBackend("aot_eager")

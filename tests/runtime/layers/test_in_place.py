@@ -8,17 +8,8 @@ import fewbit
 import pytest
 import torch
 from in_threads import in_threads
+from small_modules import Gated
 from torch import nn
-
-
-class Gated(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.gate_proj, self.up_proj = nn.Linear(16, 32), nn.Linear(16, 32)
-        self.down_proj, self.act_fn = nn.Linear(32, 16), nn.SiLU()
-
-    def forward(self, x):
-        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
 
 
 class Multihead(nn.Module):
@@ -37,7 +28,7 @@ CASES = {
     "convolution of one image": (lambda: nn.Conv1d(8, 8, 3), (8, 64), L2),
     "transposed convolution of one image": (lambda: nn.ConvTranspose2d(8, 8, 2), (8, 8, 8), L2),
     "attention": (Multihead, (2, 8, 16), L2),
-    "gated": (Gated, (4, 8, 16), {"glu": "parts"}),
+    "gated": (lambda: Gated(16, 32), (4, 8, 16), {"glu": "parts"}),
     "outliers": (lambda: nn.Linear(16, 16), (4, 8, 16), {"outliers": 0.02}),
     "chain": (
         lambda: nn.Sequential(nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 16)),
@@ -135,10 +126,9 @@ JAGGED = {
 @pytest.mark.parametrize("layout", [torch.jagged, torch.strided], ids=["jagged", "strided"])
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_nested_tensors_take_torchs_own_path(name, layout):
-    torch.manual_seed(0)
     parts = [torch.randn(3, 16), torch.randn(5, 16)]
     x = torch.nested.nested_tensor(parts, layout=layout)
-    model = nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), nn.GELU(), Gated(), nn.ReLU(), nn.Linear(16, 16))
+    model = nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), nn.GELU(), Gated(16, 32), nn.ReLU(), nn.Linear(16, 16))
     twin = copy.deepcopy(model)
     fewbit.convert(twin, **JAGGED[name])
     gradients = []
@@ -151,8 +141,7 @@ def test_nested_tensors_take_torchs_own_path(name, layout):
 @pytest.mark.parametrize("options", [L2, {"level": "L4"}, {"glu": "parts", "level": "L2"}], ids=str)
 def test_threads_may_run_one_model(options):
     """Each thread's outputs and gradients are its own; replicas of `nn.DataParallel` share savers and queues."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(16, 16), Gated(), nn.Linear(16, 16))
+    model = nn.Sequential(nn.Linear(16, 16), Gated(16, 32), nn.Linear(16, 16))
     batches = [torch.randn(8, 16) for _ in range(4)]
     outputs = [model(x).detach() for x in batches]
     fewbit.convert(model, **options)

@@ -43,7 +43,6 @@ class TestMethods:
     @pytest.mark.sample(1)
     @pytest.mark.parametrize("options", METHODS.values(), ids=METHODS)
     def test_count_the_same_with_values_on_the_meta_device_and_on_fake_tensors(self, options):
-        torch.manual_seed(0)
         real = memory.compare(network(), torch.randn(8, 3, 8, 8), **options)
         with torch.device("meta"):
             meta = memory.compare(network(), torch.randn(8, 3, 8, 8), **options)
@@ -59,7 +58,6 @@ class TestMethods:
 
     @pytest.mark.parametrize("name", [name for name in METHODS if "hooks" not in name and name != "L5"])
     def test_keep_what_a_converted_model_keeps(self, name):
-        torch.manual_seed(0)
         model, x = network(), torch.randn(8, 3, 8, 8)
         found = memory.compare(model, x, **METHODS[name]).after.total
         fewbit.convert(model, **METHODS[name])

@@ -158,7 +158,6 @@ class TestACompiledPlan:
     )
     def test_of_several_graphs_knows_what_each_saves(self, make, places):
         """The backward pass of the first graph is compiled after that of the second."""
-        torch.manual_seed(0)
         model, inputs = make(), batch(64)
         step = Step(model, (), inputs)
         known = know_compiled(step)
@@ -226,7 +225,6 @@ class TestACompiledPlan:
     @pytest.mark.deep
     def test_leaves_nothing_compiled(self):
         """Dynamo compiles a function 8 times at most, and what is left of one behind a break of the graph as well."""
-        torch.manual_seed(0)
         step = Step(InTwoGraphs(layers=2, width=16), (), batch(4))
         counters.clear()
         assert len(list(budget_runs(step, [1.0] * 9))) == 9
@@ -275,7 +273,6 @@ class TestTheLossInChunks:
     @pytest.mark.deep
     def test_is_taken_where_memory_needs_it(self):
         """Exactly, in a fraction of the peak; a guard or `undo` find the head as it was."""
-        torch.manual_seed(0)
         model, inputs, memory = Net(layers=2, width=32), batch(64), 30_000_000
         model.head = torch.nn.Linear(32, 4000)
         exact = gradient(model, inputs)

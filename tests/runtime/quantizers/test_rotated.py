@@ -237,7 +237,6 @@ def test_altered_parts_are_refused(part):
 
 def test_rotated_serves_wherever_a_quantizer_does():
     """Hooks, layers and checkpoints train with it, and keep what 2.125 bits of the rows take."""
-    torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(128, 256), torch.nn.GELU(), torch.nn.Linear(256, 128))
     x = normal(64, 128)
     net(x).square().sum().backward()

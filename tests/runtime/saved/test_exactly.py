@@ -5,8 +5,10 @@ import gc
 import fewbit
 import pytest
 import torch
+from counting import Counting
 from fewbit import compress_saved_tensors
 from fewbit.quantizers import Outlier, PerGroup
+from glu_cases import relative
 from in_threads import in_threads
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -23,32 +25,6 @@ IGNORED = torch.where(torch.arange(64) % 3 == 0, -100, CLASSES)
 TARGETS = torch.rand(64, 64, generator=torch.Generator().manual_seed(0))
 
 
-class Counting:
-    """A quantizer that notes what it is given."""
-
-    def __init__(self, quantizer=None):
-        self.quantizer = quantizer or PerGroup(4)
-        self.seen = []
-
-    def within(self, features):
-        inner = Counting(self.quantizer.within(features))
-        inner.seen = self.seen
-        return inner
-
-    def compress(self, x):
-        self.seen.append((tuple(x.shape), x.dtype))
-        return self.quantizer.compress(x)
-
-    @property
-    def shapes(self):
-        return [shape for shape, _ in self.seen]
-
-
-@pytest.fixture(autouse=True)
-def seed():
-    torch.manual_seed(0)
-
-
 def gradient(call, *leaves, quantizer=None):
     """Gradient of the sum of what `call` returns, of all leaves together; what is saved goes through `quantizer`."""
     for leaf in leaves:
@@ -60,10 +36,6 @@ def gradient(call, *leaves, quantizer=None):
             y = call()
     y.sum().backward()
     return torch.cat([leaf.grad.flatten() for leaf in leaves if leaf.grad is not None])
-
-
-def error(ours, exact):
-    return ((ours - exact).norm() / exact.norm()).item()
 
 
 # By name; each takes a positive tensor (64, 64) of numbers below 1, with history.
@@ -167,7 +139,7 @@ class TestFunctions:
             return h.cos() + TARGETS / h
 
         exact = gradient(call, x)
-        assert error(gradient(call, x, quantizer=PerGroup(8)), exact) < 0.01
+        assert relative(gradient(call, x, quantizer=PerGroup(8)), exact) < 0.01
 
     def test_log_probabilities_are_exact_wherever_they_are_saved(self):
         x = torch.randn(64, 64, requires_grad=True)
@@ -229,7 +201,7 @@ class TestAttention:
         exact = gradient(call, x)
         counting = Counting(PerGroup(8))
         ours = gradient(call, x, quantizer=counting)
-        assert error(ours, exact) < 0.05
+        assert relative(ours, exact) < 0.05
         assert counting.shapes == [(4, 2, 32, 16)] * len(counting.shapes)
         assert len(counting.shapes) >= 4  # query, key, value, output
 
@@ -244,14 +216,14 @@ class TestAttention:
                 return F.scaled_dot_product_attention(x / 2, x / 3, x * 1, bias * 2).float().square()
 
         ours = gradient(call, x, bias, quantizer=counting)
-        assert error(ours, gradient(call, x, bias)) < 0.05
+        assert relative(ours, gradient(call, x, bias)) < 0.05
         assert (1, 2, 32, 32) not in counting.shapes
 
     def test_grouped_queries(self):
         q = torch.randn(4, 8, 32, 16, requires_grad=True)
         k = torch.randn(4, 2, 32, 16, requires_grad=True)
         call = lambda: F.scaled_dot_product_attention(q / 2, k / 2, k * 1, is_causal=True, enable_gqa=True)  # noqa: E731
-        assert error(gradient(call, q, k, quantizer=PerGroup(8)), gradient(call, q, k)) < 0.05
+        assert relative(gradient(call, q, k, quantizer=PerGroup(8)), gradient(call, q, k)) < 0.05
 
     @pytest.mark.parametrize("need_weights", [False, True])
     def test_torchs_own_with_padding(self, need_weights):
@@ -260,7 +232,7 @@ class TestAttention:
         padding = (torch.arange(32) >= 28).expand(4, 32)
         call = lambda: net(x * 1, x * 1, x * 1, padding, need_weights)[0].square()  # noqa: E731
         leaves = [x, *net.parameters()]
-        assert error(gradient(call, *leaves, quantizer=PerGroup(8)), gradient(call, *leaves)) < 0.05
+        assert relative(gradient(call, *leaves, quantizer=PerGroup(8)), gradient(call, *leaves)) < 0.05
 
 
 class TestDropout:
@@ -453,10 +425,10 @@ class TestModels:
         leaves = list(net.parameters())
         call = lambda: net(**inputs).loss  # noqa: E731
         exact = gradient(call, *leaves)
-        hooks = error(gradient(call, *leaves, quantizer=PerGroup(4)), exact)
+        hooks = relative(gradient(call, *leaves, quantizer=PerGroup(4)), exact)
         fewbit.convert(net, level="L2")
-        level = error(gradient(call, *leaves), exact)
-        both = error(gradient(call, *leaves, quantizer=PerGroup(4)), exact)
+        level = relative(gradient(call, *leaves), exact)
+        both = relative(gradient(call, *leaves, quantizer=PerGroup(4)), exact)
         factor = 3 if name == "T5" else 1.2
         assert hooks < factor * level
         assert both < factor * level

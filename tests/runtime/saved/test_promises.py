@@ -460,7 +460,6 @@ DECIDING: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("name", DECIDING)
 def test_decisions_are_those_of_the_first_time(name: str) -> None:
-    torch.manual_seed(0)
     x, weight = torch.randn(64, WIDTH), torch.randn(64, WIDTH)
     results = []
     for recompute in (None, Recompute(fewbit.layers.QuantizerSaver(fewbit.quantizers.PerGroup(8)))):

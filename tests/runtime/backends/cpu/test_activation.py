@@ -21,21 +21,11 @@ from runtime_cases import (
     around,
     assert_same_bits,
     key_of,
+    normal,
     parameters_of,
     table_of_bits,
 )
 from strategies import tables
-
-
-@pytest.fixture
-def threads():
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
-def normal(n, dtype, seed=0):
-    return torch.randn(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).mul(4).to(dtype)
 
 
 def assert_equal_backends(x, grad, table):

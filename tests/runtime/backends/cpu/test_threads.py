@@ -10,13 +10,6 @@ from fewbit.runtime.backends.cpu import threads as team
 from in_threads import in_threads
 
 
-@pytest.fixture
-def threads():
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(params=["openmp", "pool"])
 def workers(request, monkeypatch):
     """Both kinds of threads, the first where this system has it."""

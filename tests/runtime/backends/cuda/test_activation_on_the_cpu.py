@@ -13,15 +13,11 @@ from fewbit.runtime.backends.reference import activation as reference
 from host_kernels import COMPILER, HostKernels, at_offset
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from runtime_cases import DTYPES, around, assert_same_bits, key_of, table_with
+from runtime_cases import DTYPES, around, assert_same_bits, key_of, normal, table_with
 from strategies import tables
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no g++ on this machine")
 ARITHMETIC = {dtype: "double" if dtype == torch.float64 else "float" for dtype in DTYPES}
-
-
-def normal(n, dtype, seed=0):
-    return torch.randn(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).mul(4).to(dtype)
 
 
 def assert_like_the_reference(kernels, table, x, blocks=1, offset=0):

@@ -65,7 +65,6 @@ def gradients(model, batch):
 @pytest.mark.deep
 def test_the_least_is_lower_and_holds():
     """By plans, in files, that name the modules; a rounded input errs as predicted, exact tiles err by sums alone."""
-    torch.manual_seed(0)
     model, batch = Long(), long_batch()
     least = fewbit.fits(copy.deepcopy(model), batch, memory=1, optimizer="sgd").least.total
     fitted = fewbit.fit(model, batch, memory=int(1.05 * least), optimizer="sgd")
@@ -250,7 +249,6 @@ def are_near(found, expected, error):
 @pytest.mark.parametrize("kind", [Unit, Normed, Chunks])
 def test_what_takes_tokens_by_themselves(kind):
     """In tiles it gives torch's own numbers, with autocast, within a block that is computed again, and frozen."""
-    torch.manual_seed(0)
     module, x = kind(), torch.randn(3, 300, 16)
     assert computes_by_token(module, torch.zeros(16))
     tiled = copy.deepcopy(module)
@@ -273,14 +271,12 @@ def test_what_takes_tokens_by_themselves(kind):
 @pytest.mark.parametrize(("tokens", "dtype"), [(513, torch.float32), (10_000, torch.float64)])
 def test_the_forward_pass_has_torchs_bits(tokens, dtype):
     """Products of one row alone have others, and so have rows that blocks of four leave over in float64."""
-    torch.manual_seed(0)
     module, x = Unit().to(dtype), torch.randn(tokens, 16, dtype=dtype)
     assert torch.equal(tiled_forward(module)(x), module(x))
 
 
 def test_hooks_of_parameters_see_one_gradient():
     """That of all tokens, as without tiles: a hook that scales would do so for each tile and for their sum."""
-    torch.manual_seed(0)
     module, x, seen = Unit(), torch.randn(900, 16), []
     module.up_proj.weight.register_hook(lambda gradient: seen.append(gradient.clone()) or 2 * gradient)
     found = []
@@ -294,7 +290,6 @@ def test_hooks_of_parameters_see_one_gradient():
 def test_parameters_that_are_replaced_are_not_lost():
     """Those that are computed of others, as FSDP1's are, get their gradient of all tokens at once; of leaves in a
     functional call, which are gone when tiles are computed again, there would be none."""
-    torch.manual_seed(0)
     module, x, found = Unit(), torch.randn(900, 16), []
     tiled = copy.deepcopy(module)
     vars(tiled)["forward"] = tiled_forward(tiled)
