@@ -179,265 +179,161 @@ def built(source, watched=False):
     return ctypes.CDLL(str(path))
 
 
-_PER_GROUP = """
-extern "C" void run_quantize(unsigned blocks, const {T}* x, unsigned char* packed, unsigned short* minima,
-    unsigned short* ranges, long long N, long long D, const unsigned char* bits, const long long* starts,
-    long long size, long long G, long long seed, const long long* drawn, const float* lines, long long width,
-    long long shape)
-{{
-    host::launch(blocks, {threads}, [=] {{
-        per_group::quantize(x, packed, minima, ranges, N, D, bits, starts, size, G, seed, drawn, lines, width, shape);
-    }});
-}}
+_NUMBERS = "N, D, bits, starts, size, G"
+_PIECE = "rows, D, start, size, count, first, of_row, counters"
+_TABLE = "slope, base, jumps, n, last, jump_count, low, high, inverse, top, seed, drawn"
+_PARTS = "codes, up_packed, act_packed, parameters"
+_CANDIDATES = "selection, counts, equals, list, listed, room"
+# The arguments of each family's kernels: a function has those that its source has.
+_KERNELS = {
+    "per_group": {
+        "quantize": f"x, packed, minima, ranges, {_NUMBERS}, seed, drawn, lines, width, shape",
+        "dequantize": f"packed, minima, ranges, out, {_NUMBERS}, lines, width, shape",
+    },
+    "fixed_point": {  # and of pre-activation layers
+        "tabulate": "gamma, gamma_kind, beta, beta_kind, table, C, all",
+        "quantize": "x, packed, origin, inverse, zero, n, inner, C",
+        "dequantize": "packed, out, origin, step, zero, n, inner, C",
+        "encode": "A, x, packed, table, mean, r, n, inner, C, leak",
+        "decode": "packed, out, table, n, inner, C, leak",
+        "sums": "packed, gradient, table, sums, shares, n, inner, C, leak",
+        "finish": "sums, results, scale, r, shares, elements, by_batch, C",
+        "normalize": "packed, gradient, table, results, n, inner, C, leak",
+    },
+    "outlier": {  # of selection
+        "first": "x, selection, n, relu",
+        "survey": "x, selection, sample, counts, equals, list, listed, room, n, rank, relu",
+        "refine": f"x, {_CANDIDATES}, n, relu",
+        "count": f"x, {_CANDIDATES}, n, relu",
+        "add": "counts, equals, list, listed, room, totals, n",
+        "scan": f"x, {_CANDIDATES}, totals, starts, n, relu",
+    },
+    "outlier, codes": {
+        "quantize": "x, packed, bytes, offsets, values, levels, selection, equals, starts, n, outliers, relu, kind",
+        "add": "bytes, totals, n",
+        "locate": "bytes, totals, starts, n",
+        "dequantize": "packed, bytes, offsets, values, levels, starts, out, n, outliers, relu, kind",
+    },
+    "rounding": {"encode": f"x, packed, {_TABLE}"},
+    "rounding, with f(x)": {"forward": f"x, y, packed, {_TABLE}"},
+    "following": {  # whose table lies in memory
+        "encode": "x, packed, n, boundaries, count, codes",
+        "multiply": "grad, packed, result, n, levels, count",
+    },
+    "keys": {"draw": "seeds, count", "move": "seed, drawn, begins"},
+    "rotated": {
+        "quantize": f"x, packed, scales, {_PIECE}, turns, unbiased, levels, edges, seed, drawn",
+        "dequantize": f"packed, scales, out, {_PIECE}, turns, levels, seed, drawn",
+    },
+    "glu": {
+        "glu_forward": f"gate, up, h, {_PARTS}, n, up_seed, up_drawn, act_seed, act_drawn",
+        "glu_backward": f"grad, {_PARTS}, d_gate, d_up, h, n",
+    },
+}
+# What those that are pointers point to; all others are long long.
+_POINTERS = {
+    "{T}*": "x y A out gradient grad result boundaries gate up h d_gate d_up",
+    "void*": "gamma beta selection sample equals values",
+    "unsigned char*": "packed bits bytes offsets codes up_packed act_packed",
+    "unsigned short*": "minima ranges scales parameters",
+    "unsigned*": "counts",
+    "int*": "zero",
+    "long long*": "starts drawn seeds up_drawn act_drawn",
+    "unsigned long long*": "list listed totals",
+    "float*": "lines table origin inverse step mean r sums results levels edges slope base jumps",
+    "double*": "scale",
+}
+_NO_POINTERS = {"rounding": ("inverse",), "rounding, with f(x)": ("inverse",), "keys": ("drawn",)}
 
-extern "C" void run_dequantize(unsigned blocks, const unsigned char* packed, const unsigned short* minima,
-    const unsigned short* ranges, {T}* out, long long N, long long D, const unsigned char* bits,
-    const long long* starts, long long size, long long G, const float* lines, long long width, long long shape)
-{{
-    host::launch(blocks, {threads}, [=] {{
-        per_group::dequantize(packed, minima, ranges, out, N, D, bits, starts, size, G, lines, width, shape);
-    }});
-}}
-"""
+
+def family_source(family, text, dtype, namespace=None):
+    """Return a source with a C function for each kernel of the family that is in `text`, which launches it."""
+    source = '#include "host_cuda.h"\n' + text + '\n#include "host_numbers.h"\n'
+    kinds = {word: kind.format(T=TYPES[dtype]) for kind, words in _POINTERS.items() for word in words.split()}
+    kinds |= dict.fromkeys(_NO_POINTERS.get(family, ()), "long long")
+    for name, arguments in _KERNELS[family].items():
+        if f"{name}(" in text:
+            declared = ", ".join(f"{kinds.get(word, 'long long')} {word}" for word in arguments.split(", "))
+            kernel = f"{namespace or family.partition(',')[0]}::{name}"
+            call = f"host::launch(blocks, {THREADS}, [=] {{ {kernel}({arguments}); }});"
+            source += f'extern "C" void run_{name}(unsigned blocks, {declared})\n{{\n    {call}\n}}\n'
+    return source
 
 
 @functools.cache
-def per_group_library(dtype, bits, bent):
-    """The per-group quantizer's kernels for a dtype and a number of bits, or None for bits of each sample."""
+def family_library(family, dtype, *of):
+    """The kernels of a family for a dtype and what else its source takes."""
     assert COMPILER, "no g++"
-    source = '#include "host_cuda.h"\n' + per_group_source(dtype, bits, bent) + '\n#include "host_numbers.h"\n'
-    return built(source + _PER_GROUP.format(T=TYPES[dtype], threads=THREADS))
+    namespace = None
+    if family == "glu":
+        function, parameters, key, up_bits, act_bits = of[0]
+        text, namespace = (
+            glu_source(table_of(key), dtype, function, parameters, up_bits, act_bits),
+            c_name(table_of(key)),
+        )
+    elif family == "rounding, with f(x)":
+        bits, key, *function = of
+        text, namespace = rounding_source(dtype, bits, table_of(key), *function), c_name(table_of(key))
+    else:
+        text = _SOURCES[family](dtype, *of)
+    return built(family_source(family, text, dtype, namespace))
+
+
+_SOURCES = {
+    "per_group": per_group_source,
+    "fixed_point": fixed_point_source,
+    "outlier": selection_source,
+    "outlier, codes": codes_source,
+    "rounding": rounding_source,
+    "following": following_source,
+    "keys": lambda dtype: keys_source(),
+    "rotated": rotated_source,
+}
+
+
+def _start(library, name, blocks, arguments):
+    """Run a kernel with the arguments of a launch."""
+    getattr(library, f"run_{name}")(ctypes.c_uint(blocks), *map(ctypes.c_longlong, arguments))
 
 
 def start_per_group(dtype, bits, name, blocks, *arguments):
-    """Run such a kernel with the arguments of a launch."""
-    library = per_group_library(dtype, bits, arguments[-1] != 0)
-    getattr(library, f"run_{name}")(ctypes.c_uint(blocks), *map(ctypes.c_longlong, arguments))
-
-
-_FIXED_POINT = {
-    "tabulate": "gamma, gamma_kind, beta, beta_kind, table, C, all",
-    "quantize": "x, packed, origin, inverse, zero, n, inner, C",
-    "dequantize": "packed, out, origin, step, zero, n, inner, C",
-    "encode": "A, x, packed, table, mean, r, n, inner, C, leak",
-    "decode": "packed, out, table, n, inner, C, leak",
-    "sums": "packed, gradient, table, sums, shares, n, inner, C, leak",
-    "finish": "sums, results, scale, r, shares, elements, by_batch, C",
-    "normalize": "packed, gradient, table, results, n, inner, C, leak",
-}
-_POINTERS = {
-    **dict.fromkeys(("gamma", "beta"), "void*"),
-    "scale": "double*",
-    **dict.fromkeys(("x", "A", "out", "gradient"), "{T}*"),
-    **dict.fromkeys(("table", "origin", "inverse", "step", "mean", "r", "sums", "results"), "float*"),
-    "packed": "unsigned char*",
-    "zero": "int*",
-}
-
-
-@functools.cache
-def fixed_point_library(dtype, bits):
-    """The kernels of the fixed-point quantizer and of pre-activation layers for a dtype and a number of bits."""
-    assert COMPILER, "no g++"
-    source = '#include "host_cuda.h"\n' + fixed_point_source(dtype, bits) + '\n#include "host_numbers.h"\n'
-    for name, arguments in _FIXED_POINT.items():
-        source += _entry(f"fixed_point::{name}", name, arguments, _POINTERS, dtype)
-    return built(source)
-
-
-def _entry(kernel, name, arguments, pointers, dtype):
-    """A C function that launches a kernel."""
-    words = [(pointers.get(word, "long long").format(T=TYPES[dtype]), word) for word in arguments.split(", ")]
-    declared = ", ".join(f"{kind} {word}" for kind, word in words)
-    call = f"host::launch(blocks, {THREADS}, [=] {{ {kernel}({arguments}); }});"
-    return f'extern "C" void run_{name}(unsigned blocks, {declared})\n{{\n    {call}\n}}\n'
+    """With a number of bits, or None for bits of each sample."""
+    _start(family_library("per_group", dtype, bits, arguments[-1] != 0), name, blocks, arguments)
 
 
 def start_fixed_point(dtype, bits, name, blocks, *arguments):
-    """Run such a kernel with the arguments of a launch."""
-    library = fixed_point_library(dtype, bits)
-    getattr(library, f"run_{name}")(ctypes.c_uint(blocks), *map(ctypes.c_longlong, arguments))
-
-
-_OUTLIER = {
-    "first": "x, selection, n, relu",
-    "survey": "x, selection, sample, counts, equals, list, listed, room, n, rank, relu",
-    "refine": "x, selection, counts, equals, list, listed, room, n, relu",
-    "count": "x, selection, counts, equals, list, listed, room, n, relu",
-    "add": "counts, equals, list, listed, room, totals, n",
-    "scan": "x, selection, counts, equals, list, listed, room, totals, starts, n, relu",
-}
-_OUTLIER_CODES = {
-    "quantize": "x, packed, bytes, offsets, values, levels, selection, equals, starts, n, outliers, relu, kind",
-    "add": "bytes, totals, n",
-    "locate": "bytes, totals, starts, n",
-    "dequantize": "packed, bytes, offsets, values, levels, starts, out, n, outliers, relu, kind",
-}
-_OUTLIER_POINTERS = {
-    **dict.fromkeys(("x", "out"), "{T}*"),
-    **dict.fromkeys(("selection", "sample", "equals", "values"), "void*"),
-    **dict.fromkeys(("packed", "bytes", "offsets"), "unsigned char*"),
-    **dict.fromkeys(("list", "listed", "totals"), "unsigned long long*"),
-    "counts": "unsigned*",
-    "levels": "float*",
-    "starts": "long long*",
-}
-
-
-@functools.cache
-def outlier_library(dtype, bits):
-    """The outlier quantizer's kernels for a dtype: those of codes for a number of bits, else of selection."""
-    assert COMPILER, "no g++"
-    text = selection_source(dtype) if bits is None else codes_source(dtype, bits)
-    source = '#include "host_cuda.h"\n' + text + '\n#include "host_numbers.h"\n'
-    for name, arguments in (_OUTLIER if bits is None else _OUTLIER_CODES).items():
-        if f"\n{name}(" in text:
-            source += _entry(f"outlier::{name}", name, arguments, _OUTLIER_POINTERS, dtype)
-    return built(source)
+    _start(family_library("fixed_point", dtype, bits), name, blocks, arguments)
 
 
 def start_outlier(dtype, bits, name, blocks, *arguments):
-    """Run such a kernel with the arguments of a launch."""
-    library = outlier_library(dtype, bits)
-    getattr(library, f"run_{name}")(ctypes.c_uint(blocks), *map(ctypes.c_longlong, arguments))
-
-
-_ROUNDING = "x, packed, slope, base, jumps, n, last, jump_count, low, high, inverse, top, seed, drawn"
-_ROUNDING_POINTERS = {
-    **dict.fromkeys(("x", "y"), "{T}*"),
-    "packed": "unsigned char*",
-    "drawn": "long long*",
-    **dict.fromkeys(("slope", "base", "jumps"), "float*"),
-}
-
-
-@functools.cache
-def rounding_library(dtype, bits, forward):
-    """The kernel that rounds at random to a table's levels, or one that writes f(x) too: (table, f, its parameters)."""
-    assert COMPILER, "no g++"
-    name, arguments, of_table = "encode", _ROUNDING, ()
-    if forward is not None:
-        key, *function = forward
-        name, arguments, of_table = "forward", _ROUNDING.replace("x, ", "x, y, ", 1), (table_of(key), *function)
-    namespace = c_name(of_table[0]) if of_table else "rounding"
-    source = '#include "host_cuda.h"\n' + rounding_source(dtype, bits, *of_table) + '\n#include "host_numbers.h"\n'
-    return built(source + _entry(f"{namespace}::{name}", name, arguments, _ROUNDING_POINTERS, dtype))
+    """A kernel of codes of a number of bits, or of selection without one."""
+    library = family_library("outlier", dtype) if bits is None else family_library("outlier, codes", dtype, bits)
+    _start(library, name, blocks, arguments)
 
 
 def start_rounding(dtype, bits, forward, blocks, *arguments):
-    """Run that kernel with the arguments of a launch."""
-    library = rounding_library(dtype, bits, forward)
-    run = library.run_encode if forward is None else library.run_forward
-    run(ctypes.c_uint(blocks), *map(ctypes.c_longlong, arguments))
-
-
-_FOLLOWING = {
-    "encode": "x, packed, n, boundaries, count, codes",
-    "multiply": "grad, packed, result, n, levels, count",
-}
-_FOLLOWING_POINTERS = {
-    **dict.fromkeys(("x", "boundaries", "grad", "result"), "{T}*"),
-    **dict.fromkeys(("packed", "codes"), "unsigned char*"),
-    "levels": "float*",
-}
-
-
-@functools.cache
-def following_library(dtype, bits):
-    """The kernels whose table lies in memory, for a dtype and a number of bits."""
-    assert COMPILER, "no g++"
-    source = '#include "host_cuda.h"\n' + following_source(dtype, bits) + '\n#include "host_numbers.h"\n'
-    for name, arguments in _FOLLOWING.items():
-        source += _entry(f"following::{name}", name, arguments, _FOLLOWING_POINTERS, dtype)
-    return built(source)
+    """The kernel that rounds at random to a table's levels, or one that writes f(x) too: (table, f, its parameters)."""
+    if forward is None:
+        _start(family_library("rounding", dtype, bits), "encode", blocks, arguments)
+    else:
+        _start(family_library("rounding, with f(x)", dtype, bits, *forward), "forward", blocks, arguments)
 
 
 def start_following(dtype, bits, name, *arguments):
-    """Run such a kernel with the arguments of a launch."""
-    library = following_library(dtype, bits)
-    getattr(library, f"run_{name}")(ctypes.c_uint(2), *map(ctypes.c_longlong, arguments))
-
-
-@functools.cache
-def keys_library():
-    """The kernels of a stream of keys."""
-    assert COMPILER, "no g++"
-    source = '#include "host_cuda.h"\n' + keys_source() + "\n"
-    for name, arguments in {"draw": "seeds, count", "move": "seed, drawn, begins"}.items():
-        source += _entry(f"keys::{name}", name, arguments, {"seeds": "long long*"}, "float32")
-    return built(source)
+    _start(family_library("following", dtype, bits), name, 2, arguments)
 
 
 def start_keys(name, *arguments):
-    """Run such a kernel with the arguments of a launch."""
-    getattr(keys_library(), f"run_{name}")(ctypes.c_uint(2), *map(ctypes.c_longlong, arguments))
-
-
-_PIECE = "rows, D, start, size, count, first, of_row, counters"
-_ROTATED = {
-    "quantize": f"x, packed, scales, {_PIECE}, turns, unbiased, levels, edges, seed, drawn",
-    "dequantize": f"packed, scales, out, {_PIECE}, turns, levels, seed, drawn",
-}
-_ROTATED_POINTERS = {
-    **dict.fromkeys(("x", "out"), "{T}*"),
-    **dict.fromkeys(("levels", "edges"), "float*"),
-    "packed": "unsigned char*",
-    "scales": "unsigned short*",
-    "drawn": "long long*",
-}
-
-
-@functools.cache
-def rotated_library(dtype, bits, size):
-    """The kernels of rotated codes for a dtype, a number of bits and a size of groups."""
-    assert COMPILER, "no g++"
-    source = '#include "host_cuda.h"\n' + rotated_source(dtype, bits, size) + '\n#include "host_numbers.h"\n'
-    for name, arguments in _ROTATED.items():
-        source += _entry(f"rotated::{name}", name, arguments, _ROTATED_POINTERS, dtype)
-    return built(source)
+    _start(family_library("keys", "float32"), name, 2, arguments)
 
 
 def start_rotated(dtype, bits, size, name, blocks, *arguments):
-    """Run such a kernel with the arguments of a launch."""
-    library = rotated_library(dtype, bits, size)
-    getattr(library, f"run_{name}")(ctypes.c_uint(blocks), *map(ctypes.c_longlong, arguments))
-
-
-_GLU = """
-extern "C" void run_glu_forward(unsigned blocks, const {T}* gate, const {T}* up, {T}* h, unsigned char* codes,
-    unsigned char* up_packed, unsigned char* act_packed, unsigned short* parameters, long long n, long long up_seed,
-    const long long* up_drawn, long long act_seed, const long long* act_drawn)
-{{
-    host::launch(blocks, {threads}, [=] {{
-        {name}::glu_forward(gate, up, h, codes, up_packed, act_packed, parameters, n,
-            up_seed, up_drawn, act_seed, act_drawn);
-    }});
-}}
-
-extern "C" void run_glu_backward(unsigned blocks, const {T}* grad, const unsigned char* codes,
-    const unsigned char* up_packed, const unsigned char* act_packed, const unsigned short* parameters, {T}* d_gate,
-    {T}* d_up, {T}* h, long long n)
-{{
-    host::launch(blocks, {threads}, [=] {{
-        {name}::glu_backward(grad, codes, up_packed, act_packed, parameters, d_gate, d_up, h, n);
-    }});
-}}
-"""
-
-
-@functools.cache
-def glu_library(dtype, plan):
-    """A gated linear unit's kernels for a dtype and a plan (function, parameters, key of a table, bits of copies)."""
-    assert COMPILER, "no g++"
-    function, parameters, key, up_bits, act_bits = plan
-    source = glu_source(table_of(key), dtype, function, parameters, up_bits, act_bits)
-    words = {"name": c_name(table_of(key)), "T": TYPES[dtype], "threads": THREADS}
-    return built('#include "host_cuda.h"\n' + source + '\n#include "host_numbers.h"\n' + _GLU.format(**words))
+    _start(family_library("rotated", dtype, bits, size), name, blocks, arguments)
 
 
 def start_glu(dtype, plan, name, blocks, *arguments):
-    """Run such a kernel with the arguments of a launch."""
-    getattr(glu_library(dtype, plan), f"run_{name}")(ctypes.c_uint(blocks), *map(ctypes.c_longlong, arguments))
+    """Of a plan: function, parameters, key of a table, bits of copies."""
+    _start(family_library("glu", dtype, plan), name, blocks, arguments)
 
 
 def at_offset(x, offset):
