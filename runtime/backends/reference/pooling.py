@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...tensors.dtypes import arithmetic_dtype
+from ...tensors.traits import arithmetic_dtype
 
 _PARTS = 8  # into which images are divided, so that indices, of 64 bits, take little memory
 
