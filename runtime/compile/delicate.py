@@ -187,12 +187,13 @@ def _chooses_by(node: fx.Node, operands: Collection[fx.Node]) -> bool:
     return isinstance(condition, fx.Node) and any(i in operands for i in condition.all_input_nodes)
 
 
-def operands_of(node: fx.Node) -> set[fx.Node]:
-    """Return what a value is computed from, element by element."""
+def operands_of(node: fx.Node, through: Collection[Any] = ()) -> set[fx.Node]:
+    """Return what a value is computed from, element by element, or through those operators, too."""
     found, left = set(), [node]
     while left:
         value = left.pop()
         if value not in found:
             found.add(value)
-            left += value.all_input_nodes if is_pointwise(value) or is_view(value) else []
+            passes = is_pointwise(value) or is_view(value) or packet(value) in through
+            left += value.all_input_nodes if passes else []
     return found

@@ -1,16 +1,21 @@
 """Values that a gradient divides by what it multiplies with again, which codes do not follow.
 
     spoilt = fading(graph, facts, varying, of_gradient)     b / d² where b / d is computed of d = 1 + exp(2a) or 1 + a⁴
+    products = meeting(graph, facts, varying, of_gradient)  g / (a² + .01) times 2a, of log(a² + .01)
 
 The gradient of a is that of b / d times b / d² times d', here −2 exp(2a). A code of b / d² errs by a share of the
 largest in its group also where d is large and b / d² next to nothing, and d' makes the error as large as itself: more
 than the gradient's norm. So b is saved in codes, of as many bits, and divided again, or b / d² is saved exactly.
+
+Beside a pole it is the same with any function of a, though 2a is none of d's operands, and a may have other places
+there, as in log(flip(a²) + .01): where d is least, the gradient is largest, and 2a has to be as small as it is.
 
 Where d is a sum of exponentials, as in a softmax by hand, it is the same with b / d² and exp(a), and with exp(a) itself
 where a gradient has been divided by d. Along the last dimension the sum is one number, by which no group is spoilt.
 """
 
 import math
+import operator
 from collections.abc import Collection
 from typing import Any
 
@@ -30,6 +35,10 @@ aten, prims = torch.ops.aten, torch.ops.prims
 _PASSING = {aten.mul, aten.neg, aten.where, aten.clone, prims.convert_element_type, aten._to_copy}
 _PASSING_FIRST = {aten.div, aten.pow}
 _MULTIPLYING = {aten.mul, packet_of(getattr(inductor_prims, "fma", aten.mul))}
+# Operators that give values other places.
+_MOVING = {prims.rev, aten.cat, aten.roll, aten.index, aten._unsafe_index, aten.gather, aten.index_select, aten.sort}
+_MOVING |= {aten.slice_scatter, aten.select_scatter, aten.scatter, aten.scatter_add, aten.index_put, aten.repeat}
+_MOVING |= {aten.constant_pad_nd, aten.clone, aten.topk, aten.upsample_nearest2d, operator.getitem}
 _SUMS = {aten.sum, aten.mean, aten.cumsum}
 _MIXING = {aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.convolution, aten.convolution_backward}
 
@@ -66,6 +75,31 @@ def fading(
         like = [user for user in node.users if kind == (divisors.get(user), user in growing)]
         if node not in of_gradient and any(kind) and any(user in found for user in like):
             found.add(node)  # what such a value is a view or a multiple of would be saved in its place
+    return found
+
+
+def meeting(
+    graph: fx.Graph, facts: Delicate, varying: Collection[fx.Node], of_gradient: Collection[fx.Node]
+) -> set[fx.Node]:
+    """Return products of a value with a gradient that was divided, beside a pole, by one of the same origin.
+
+    Args: as `fading` has them.
+    """
+    divided: dict[fx.Node, set[fx.Node]] = {}  # by gradient: the operands of what it was divided by
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node not in of_gradient or node.op == "output" or packet(node) in _MIXING:
+            continue
+        factors = [i for i in node.all_input_nodes if i not in of_gradient and i in varying and is_each(i, node)]
+        origins = {o for i in node.all_input_nodes for o in divided.get(i, ())}
+        multiplies = packet(node) in _MULTIPLYING
+        if multiplies and origins and any(operands_of(f, _MOVING) & origins for f in factors):
+            found.add(node)
+        for factor in factors:
+            if (multiplies and factor in facts.heavy) or facts.is_near_pole(factor, node):
+                origins |= operands_of(factor, _MOVING) & {*varying}
+        if origins:
+            divided[node] = origins
     return found
 
 

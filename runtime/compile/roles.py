@@ -35,7 +35,7 @@ from .attention import argument_names, is_attention
 from .codes import hint
 from .delicate import Delicate, is_tamed, operands_of
 from .factors import arguments_of, is_factor
-from .fading import fading
+from .fading import fading, meeting
 from .levelling import is_below_largest, is_levelled
 from .nodes import (
     PRODUCTS,
@@ -90,7 +90,7 @@ _STATES = range(4)
 
 _SUMS = {aten.add, aten.sub, aten.neg, aten.where, aten.clone, prims.convert_element_type, aten._to_copy}
 _SUMS |= {aten.cat, aten.slice_scatter, aten.select_scatter, aten.constant_pad_nd, aten.index, aten.gather, aten.roll}
-_SUMS |= {aten.index_put, aten.embedding_dense_backward, aten.slice_backward, aten.select_backward, aten.copy}
+_SUMS |= {prims.rev, aten.index_put, aten.embedding_dense_backward, aten.slice_backward, aten.select_backward, aten.copy}
 _FACTORS = {aten.mul, packet_of(getattr(inductor_prims, "fma", aten.mul))}  # a·b, a·b + c
 REDUCTIONS = {aten.sum, aten.mean, aten.amax, aten.amin, aten.var, aten.var_mean, aten.std, aten.max, aten.min}
 REDUCTIONS |= {aten.argmax, aten.argmin, aten.any, aten.all, aten.prod, aten.logsumexp, aten.native_group_norm}
@@ -196,7 +196,7 @@ def classify(graph: fx.Graph, parameters: Collection[fx.Node] = ()) -> dict[fx.N
     statistics, masked = _statistics(graph), _masked(graph, floating)
     facts = Delicate.of(graph, data, statistics, levelled(graph))
     faded = fading(graph, facts, data - statistics, of_gradient)
-    sinks = _sinks(graph, of_gradient, facts)
+    sinks = _sinks(graph, of_gradient, facts, meeting(graph, facts, data - statistics, of_gradient))
     roles = {}
     for node in graph.nodes:
         x = tensor_of(node)
@@ -221,7 +221,9 @@ def classify(graph: fx.Graph, parameters: Collection[fx.Node] = ()) -> dict[fx.N
         elif node in facts.heavy or node in faded or (node in facts.steep and Role.NONLINEAR in sinks[node]):
             # A code of cosh(x) errs by a share of the largest in its group, and 1 / cosh(x) asks for the least.
             roles[node] = Role.POLE
-        elif node not in facts.turning and is_factor(node, arguments[node], of_gradient):
+        elif node in facts.turning or Role.POLE in sinks[node]:
+            roles[node] = _rounded_role(node, sinks[node])
+        elif is_factor(node, arguments[node], of_gradient):
             roles[node] = Role.FACTOR
         else:
             roles[node] = _rounded_role(node, sinks[node])
@@ -280,7 +282,9 @@ def _statistics(graph: fx.Graph) -> set[fx.Node]:
     return found
 
 
-def _sinks(graph: fx.Graph, of_gradient: set[fx.Node], facts: Delicate) -> dict[fx.Node, frozenset[Role]]:
+def _sinks(
+    graph: fx.Graph, of_gradient: set[fx.Node], facts: Delicate, at_poles: set[fx.Node]
+) -> dict[fx.Node, frozenset[Role]]:
     """Return the roles of all uses that the backward pass would make of each node's value."""
     memo: dict[tuple[fx.Node, int], frozenset[Role]] = {}
     for node in reversed(graph.nodes):
@@ -289,7 +293,9 @@ def _sinks(graph: fx.Graph, of_gradient: set[fx.Node], facts: Delicate) -> dict[
             for user in node.users:
                 if user.op == "output":
                     continue
-                if user in of_gradient:
+                if user in at_poles:
+                    found.add(Role.POLE)
+                elif user in of_gradient:
                     found.add(_role_in_gradient(node, user, state, facts))
                 elif (after := _state_after(node, user, state, facts)) is None:
                     continue

@@ -443,6 +443,22 @@ def test_what_is_divided_and_multiplied_again_follows(loss):
     assert error(Model(lambda a, b: (loss(4 * a, b).flatten() * weights).sum()), torch.randn(256, 32)) < 0.3
 
 
+MOVED = {
+    "reversed": lambda a, b: a.square().flip(-1),
+    "in parts": lambda a, b: torch.cat([a[:, 64:].square(), b.square(), a[:, :64].square()], 1),
+    "sorted": lambda a, b: a.square().sort(-1).values,
+    "repeated": lambda a, b: a.square().repeat(1, 2),
+    "upsampled": lambda a, b: F.interpolate(a.square().view(-1, 2, 8, 8), scale_factor=2),
+}
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("of", MOVED.values(), ids=MOVED)
+def test_a_gradient_divided_beside_a_pole_meets_the_same_values_elsewhere(of):
+    """2a in codes, times g / (a² + .01), errs most where a² is least."""
+    assert error(Model(lambda a, b: ((of(a, b) + 0.01).log()).sum()), torch.randn(256, 32)) < 0.1
+
+
 class Mean(nn.Module):
     def forward(self, x):
         return x.square().mean()
