@@ -90,7 +90,8 @@ _STATES = range(4)
 
 _SUMS = {aten.add, aten.sub, aten.neg, aten.where, aten.clone, prims.convert_element_type, aten._to_copy}
 _SUMS |= {aten.cat, aten.slice_scatter, aten.select_scatter, aten.constant_pad_nd, aten.index, aten.gather, aten.roll}
-_SUMS |= {prims.rev, aten.index_put, aten.embedding_dense_backward, aten.slice_backward, aten.select_backward, aten.copy}
+_SUMS |= {aten.index_put, aten.embedding_dense_backward, aten.slice_backward, aten.select_backward, aten.copy}
+_SUMS.add(prims.rev)
 _FACTORS = {aten.mul, packet_of(getattr(inductor_prims, "fma", aten.mul))}  # a·b, a·b + c
 REDUCTIONS = {aten.sum, aten.mean, aten.amax, aten.amin, aten.var, aten.var_mean, aten.std, aten.max, aten.min}
 REDUCTIONS |= {aten.argmax, aten.argmin, aten.any, aten.all, aten.prod, aten.logsumexp, aten.native_group_norm}
