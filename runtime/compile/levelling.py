@@ -19,7 +19,7 @@ from torch import fx
 from ..quantizers.per_group import LEAST_ROW
 from .codes import hint, memory_order
 from .delicate import operands_of
-from .nodes import is_pointwise, is_view, operator_of, packet, shape_of, tensor_of, value_of
+from .nodes import descendants, is_pointwise, is_view, operator_of, packet, shape_of, tensor_of, value_of
 
 aten = torch.ops.aten
 
@@ -89,10 +89,12 @@ def unite(graph: fx.Graph) -> bool:
     A batch normalization takes (1, C, 1, 1) from its input in the forward pass, and in the backward pass the same by
     way of (C,). As two values each would be saved. Returns whether anything changed.
     """
+    # Torch computes the places of a triangular mask twice, of nothing, and would save one mask in place of the two.
+    of_inputs = descendants(graph, lambda node: node.op in ("placeholder", "get_attr"))
     known: dict[tuple[fx.Node, object], fx.Node] = {}
     changed = False
     for node in graph.nodes:
-        if packet(node) is not aten.sub or not isinstance(node.args[1], fx.Node):
+        if packet(node) is not aten.sub or node.args[1] not in of_inputs:
             continue
         statistic = origin = node.args[1]
         while packet(origin) in _RESHAPING:
