@@ -2,12 +2,17 @@
 
     is_levelled(x, statistics)          whether x is u less its mean over other rows, or u by their deviation
     is_below_largest(x, statistics)     whether x is u less its largest
+    of_short_rows(joint_graph)          what is divided by statistics of rows so short that a group has several
     unite(joint_graph)                  lets both passes write a difference alike
 
 A code errs by a share of its group's range. Rows that hardly differ are little beside it once the mean over rows is
 gone, and a feature of small deviation beside others once each is divided by its own: so what is left is saved in its
 own codes, and not computed again from those of u. What is less than its largest is above it after rounding, so that
 relu(u - max u) is not 0: there u is exact, if it is saved at all.
+
+Of rows shorter than a group, as of heads of 16 features that a group or an RMS normalization takes one by one, one that
+is small beside its neighbours is lost in their codes, and its gradient is divided by its deviation: that of a retention
+was 13 times its norm off at 4 bits. Torch's gradients read such rows as they are, and so they are saved.
 """
 
 from collections.abc import Collection
@@ -18,11 +23,22 @@ from torch import fx
 
 from ..quantizers.per_group import LEAST_ROW
 from .codes import hint, memory_order
-from .delicate import operands_of
-from .nodes import descendants, is_pointwise, is_view, operator_of, packet, shape_of, tensor_of, value_of
+from .delicate import is_each, operands_of
+from .nodes import (
+    EXPONENTIALS,
+    descendants,
+    is_pointwise,
+    is_view,
+    operator_of,
+    packet,
+    shape_of,
+    tensor_of,
+    value_of,
+)
 
 aten = torch.ops.aten
 
+_OF_ROWS = {aten.mean, aten.sum, aten.var, aten.var_mean, aten.std, aten.amax, aten.amin, aten.linalg_vector_norm}
 _EXTREMES = {aten.amax, aten.amin, aten.max, aten.min}
 _RESHAPING = {aten.squeeze, aten.unsqueeze, aten.view, aten._unsafe_view}
 
@@ -45,6 +61,62 @@ def is_below_largest(node: fx.Node, statistics: Collection[fx.Node]) -> bool:
     """Return whether a value is another less the largest, or the least, of its own elements."""
     reduced = _own_reductions(node, statistics) if packet(node) is aten.sub and node.args[1] in statistics else []
     return bool(reduced) and all(packet(n) in _EXTREMES for n in reduced)
+
+
+def of_short_rows(graph: fx.Graph, statistics: Collection[fx.Node]) -> set[fx.Node]:
+    """Return the values of which rows of fewer elements than a group has are divided by statistics of their own.
+
+    Args:
+        graph: of both passes.
+        statistics: reductions and what is computed from them alone.
+    """
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node not in statistics or not node.all_input_nodes or node.all_input_nodes[0] in statistics:
+            continue
+        value = node.all_input_nodes[0]
+        if packet(value) not in EXPONENTIALS and _has_short_rows(node, value) and _divides(node, statistics):
+            own = {i for i in operands_of(value) if i.op == "call_function" and is_each(i, value)}
+            found |= own | {user for i in own for user in i.users if packet(user) is aten.sub and user.args[0] is i}
+    # Twice divided they are others again: what is divided once is in the range of its neighbours.
+    return found | {n for n in graph.nodes if packet(n) is aten.div and _is_divided_by(n.args[0], n.args[1], found)}
+
+
+def _is_divided_by(node: Any, divisor: Any, values: Collection[fx.Node]) -> bool:
+    return isinstance(node, fx.Node) and packet(node) is aten.div and node.args[1] is divisor and node.args[0] in values
+
+
+def _has_short_rows(reduction: fx.Node, value: fx.Node) -> bool:
+    """Return whether a reduction gives one number for each row of a value, and a row is less than a group."""
+    x = tensor_of(value)
+    given: Any = next((a for a in reduction.args[1:] if isinstance(a, list | tuple)), None)
+    if packet(reduction) not in _OF_ROWS or x is None or not given:
+        return False
+    reduced = {dimension % x.dim() for dimension in given if hint(x.shape[dimension]) != 1}
+    row = 1
+    for dimension in reversed(memory_order(x) or range(x.dim())):
+        if not reduced:
+            return 1 < row < LEAST_ROW
+        if dimension not in reduced and hint(x.shape[dimension]) != 1:
+            return False  # of a channel, whose elements are in many rows
+        reduced.discard(dimension)
+        row *= hint(x.shape[dimension])
+    return False
+
+
+def _divides(statistic: fx.Node, statistics: Collection[fx.Node]) -> bool:
+    """Return whether anything is divided by a statistic, or what is computed from it alone."""
+    seen, left = {statistic}, [statistic]
+    while left:
+        node = left.pop()
+        if packet(node) in (aten.rsqrt, aten.reciprocal):
+            return True
+        if any(packet(user) is aten.div and user.args[1] is node for user in node.users):
+            return True
+        following = [user for user in node.users if user in statistics and user not in seen]
+        seen.update(following)
+        left += following
+    return False
 
 
 def _own_reductions(node: fx.Node, statistics: Collection[fx.Node]) -> list[fx.Node]:

@@ -16,6 +16,7 @@ SAME = (aten.clone, aten.detach, aten.alias, aten._to_copy, prims.convert_elemen
 PRODUCTS = {aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.convolution, aten.convolution_backward, aten._scaled_mm}
 PRODUCTS |= {aten.mv, aten.dot, aten._trilinear}
 PRODUCTS |= {getattr(aten, name) for name in ("_grouped_mm", "_scaled_grouped_mm") if hasattr(aten, name)}
+EXPONENTIALS = {aten.exp, aten.exp2}
 SPLITS = {aten.split, aten.split_with_sizes, aten.unbind, aten.chunk}
 
 

@@ -36,8 +36,9 @@ from .codes import hint
 from .delicate import Delicate, is_tamed, operands_of
 from .factors import arguments_of, is_factor
 from .fading import fading, meeting
-from .levelling import is_below_largest, is_levelled
+from .levelling import is_below_largest, is_levelled, of_short_rows
 from .nodes import (
+    EXPONENTIALS,
     PRODUCTS,
     base_of,
     descendants,
@@ -97,7 +98,6 @@ REDUCTIONS = {aten.sum, aten.mean, aten.amax, aten.amin, aten.var, aten.var_mean
 REDUCTIONS |= {aten.argmax, aten.argmin, aten.any, aten.all, aten.prod, aten.logsumexp, aten.native_group_norm}
 REDUCTIONS |= {aten.native_layer_norm, prims.var, prims.sum}
 REDUCTIONS |= {prims.prepare_softmax_online} if hasattr(prims, "prepare_softmax_online") else set()
-EXPONENTIALS = {aten.exp, aten.exp2}
 # Steps: a small change of the value may change the result by one.
 _STEPS = {aten.sign, aten.sgn, aten.floor, aten.ceil, aten.round, aten.trunc, aten.remainder, aten.fmod, aten.frac}
 _STEPS |= {aten.copysign}
@@ -196,7 +196,7 @@ def classify(graph: fx.Graph, parameters: Collection[fx.Node] = ()) -> dict[fx.N
     floating = descendants(graph, is_floating_input)
     statistics, masked = _statistics(graph), _masked(graph, floating)
     facts = Delicate.of(graph, data, statistics, levelled(graph))
-    faded = fading(graph, facts, data - statistics, of_gradient)
+    faded = fading(graph, facts, data - statistics, of_gradient) | of_short_rows(graph, statistics)
     sinks = _sinks(graph, of_gradient, facts, meeting(graph, facts, data - statistics, of_gradient))
     roles = {}
     for node in graph.nodes:

@@ -14,8 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor, fx
 
-from .nodes import SAME, descendants, packet, shape_of, tensor_of, unconverted
-from .roles import EXPONENTIALS
+from .nodes import EXPONENTIALS, SAME, descendants, packet, shape_of, tensor_of, unconverted
 from .splice import Splicer
 
 aten = torch.ops.aten

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from ...tables import FewbitError
 
@@ -70,7 +71,8 @@ def cast_key(x: Tensor) -> tuple[Any, ...] | None:
     node, number = found
     if node.name() == _LEAF:
         leaf = node.variable
-        source = (leaf.untyped_storage()._cdata, leaf.storage_offset(), leaf._version)
+        # Not its address, which the memory of a later step's leaf may have: a reference, even a weak one, keeps it.
+        source = (StorageWeakRef(leaf.untyped_storage()), leaf.storage_offset(), leaf._version)
     else:
         source = (node.metadata.setdefault(_TOKEN, object()), number)
     return (*source, x.shape, x.stride(), x.storage_offset(), x.dtype, x._version)

@@ -154,17 +154,20 @@ def _accompany_torch() -> None:
 
     @wraps(state_of_torch)
     def get_rng_state(device: Device = "cuda") -> Tensor:
-        state = state_of_torch(device)
-        if (stream := _streams.get(_index(device))) is not None:
-            setattr(state, _PLACE, stream.place)
+        state, index = state_of_torch(device), _index(device)
+        stream = _streams.get(index)
+        # One that begins later begins at its seed: a step's first checkpoint is computed again from there.
+        begin = torch.cuda.default_generators[index].initial_seed(), 0
+        setattr(state, _PLACE, begin if stream is None else stream.place)
         return state
 
     @wraps(restore_torch)
     def set_rng_state(new_state: Tensor, device: Device = "cuda") -> None:
         restore_torch(new_state, device)
-        place = getattr(new_state, _PLACE, None)
-        if place is not None and torch.cuda.is_initialized() and available(_index(device)):
-            stream_of(_index(device)).go_to(place)
+        place, index = getattr(new_state, _PLACE, None), _index(device)
+        is_begin = index not in _streams and place is not None and place[1] == 0  # where it will begin by itself
+        if place is not None and not is_begin and torch.cuda.is_initialized() and available(index):
+            stream_of(index).go_to(place)
 
     ours = {"manual_seed": manual_seed, "manual_seed_all": manual_seed_all}
     ours |= {"get_rng_state": get_rng_state, "set_rng_state": set_rng_state}

@@ -53,6 +53,12 @@ def test_a_changed_leaf_is_another_one():
     assert cast_key(leaf.double()) != before
 
 
+def test_a_leaf_in_the_memory_of_one_that_is_gone_is_another_one():
+    """Codes of a step that had no backward pass were those of the next one's input."""
+    keys = {cast_key(torch.randn(4, 6, requires_grad=True).double()) for _ in range(50)}
+    assert len(keys) == 50
+
+
 def test_a_tensor_changed_in_place_is_another_one(h):
     before = cast_key(h.double())
     h.mul_(2)

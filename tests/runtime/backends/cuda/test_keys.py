@@ -91,7 +91,12 @@ def test_the_seeds_and_states_of_torch_move_it(gpu, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     gpu.device = -1
     keys._accompany_torch()
+    before = torch.cuda.get_rng_state(-1)  # as a checkpoint does before anything was rounded
+    torch.cuda.set_rng_state(before, -1)
+    assert not gpu.log  # nothing is compiled or launched until something is
     first = drawn()
+    torch.cuda.set_rng_state(before, -1)
+    assert drawn() == first
     state = torch.cuda.get_rng_state(-1)
     assert drawn() == expected(7, 3)
     torch.cuda.set_rng_state(pickle.loads(pickle.dumps(state)), -1)
