@@ -474,11 +474,12 @@ LEVELLED = {
     "groups of few features": lambda a, b: F.group_norm(a * SCALES, 8) * b,
     "heads of few features": lambda a, b: F.rms_norm((a * SCALES).view(-1, 8, 16), (16,)).flatten(1) * b,
     "few features by their deviation": lambda a, b: (
-        ((c := (a * SCALES).view(-1, 8, 16)) - c.mean(-1, keepdim=True)) / (c.std(-1, keepdim=True) + 1e-5)
-    ).flatten(1) * b,
+        (((c := (a * SCALES).view(-1, 8, 16)) - c.mean(-1, keepdim=True)) / (c.std(-1, keepdim=True) + 1e-5)).flatten(1)
+        * b
+    ),
     "few features by their largest": lambda a, b: (
-        (c := (a * SCALES).view(-1, 8, 16)) / c.abs().amax(-1, keepdim=True)
-    ).flatten(1) * b,
+        ((c := (a * SCALES).view(-1, 8, 16)) / c.abs().amax(-1, keepdim=True)).flatten(1) * b
+    ),
     "nothing above its largest": lambda a, b: (1 + 100 * (a - a.amax(-1, keepdim=True)).relu()) * b + F.gelu(a),
 }
 
