@@ -240,7 +240,7 @@ class MultiheadAttention(CompressedLayer, nn.MultiheadAttention):
 
 
 def multiply(a: Tensor, b: Tensor, saver: Saver, added: Tensor | None = None) -> Tensor:
-    """Return a @ b + added, saving a and b through `saver`; (N, heads, rows, columns) each; no gradient of `added`."""
+    """Return a @ b + added, saving a and b through `saver`; (N, heads, rows, columns) each."""
     return apply(CompressedProduct, a, b, saver, added)
 
 
@@ -255,6 +255,7 @@ class CompressedProduct(CompressedFunction):
         keep(ctx, tuple(compress_rows(saver, x) if w else None for x, w in zip((a, rows), wanted, strict=True)))
         ctx.is_transposed = rows is not b
         ctx.saver, ctx.dtypes = saver, (a.dtype, b.dtype)
+        ctx.added = None if added is None else (added.shape, added.dtype)
         shape = (*a.shape[:3], b.shape[3])
         left, right = a.flatten(0, 1), b.flatten(0, 1)
         if added is None:
@@ -273,4 +274,8 @@ class CompressedProduct(CompressedFunction):
             columns = b.decompress().to(grad.dtype)
             grad_a = (grad @ (columns if ctx.is_transposed else columns.mT)).to(ctx.dtypes[0])
         grad_b = None if a is None else (a.decompress().to(grad.dtype).mT @ grad).to(ctx.dtypes[1])
-        return grad_a, grad_b, None, None
+        grad_added = None
+        if ctx.needs_input_grad[3]:  # as of a bias by distance that is learnt
+            shape, dtype = ctx.added
+            grad_added = grad.sum_to_size(shape).to(dtype)
+        return grad_a, grad_b, None, grad_added

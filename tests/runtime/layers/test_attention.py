@@ -98,6 +98,19 @@ def test_in_evaluation_the_outputs_are_torchs():
         assert all(torch.equal(y, z) for y, z in zip(ours(a, a, a), torchs(a, a, a), strict=True))
 
 
+@pytest.mark.parametrize("of_heads", [False, True])
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_a_mask_that_is_learnt_has_its_gradient(need_weights, of_heads):
+    """With weights it had none."""
+    a, gradients = x(), []
+    values = torch.randn(N * HEADS, L, L) if of_heads else torch.randn(L, L)
+    for layer in pair():
+        mask = values.clone().requires_grad_()
+        layer(a, a, a, attn_mask=mask, need_weights=need_weights)[0].square().sum().backward()
+        gradients.append(mask.grad)
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
+
+
 def test_a_mask_of_another_shape_is_refused():
     a = x()
     with pytest.raises(RuntimeError, match="attn_mask"):
