@@ -18,6 +18,7 @@ from unittest import mock
 
 import torch
 from torch import fx
+from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.passes.shape_prop import _extract_tensor_metadata
 
@@ -268,7 +269,8 @@ def _as_on_cuda(_device):
 
 def _moved(graph: fx.GraphModule, examples):
     """Put a graph that was traced on the CPU on the device, and return its mode and inputs there."""
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    traced_by = detect_fake_mode(examples)  # whose symbols sizes that vary are
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=traced_by.shape_env if traced_by else None)
     for node in graph.graph.nodes:
         if node.op == "call_function":
             if "device" in node.kwargs:
@@ -291,5 +293,4 @@ def _moved(graph: fx.GraphModule, examples):
 def _there(x):
     if not isinstance(x, torch.Tensor):
         return x
-    size, stride = tuple(map(int, x.shape)), tuple(map(int, x.stride()))
-    return torch.empty_strided(size, stride, dtype=x.dtype, device=DEVICE)
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=DEVICE)

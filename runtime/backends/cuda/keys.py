@@ -26,6 +26,7 @@ from .codegen.keys import keys_source
 from .launching import Loaded, available, load
 
 _PLACE = "_fewbit_rounding"  # attribute of torch's state tensor: the place in the stream
+_BEGIN = "begin"  # in place of it, in a state from before anything was drawn, as a step's first checkpoint may have
 
 Device = int | str | torch.device
 Place = tuple[int, int]  # a seed, and the number of its keys drawn so far
@@ -154,20 +155,18 @@ def _accompany_torch() -> None:
 
     @wraps(state_of_torch)
     def get_rng_state(device: Device = "cuda") -> Tensor:
-        state, index = state_of_torch(device), _index(device)
-        stream = _streams.get(index)
-        # One that begins later begins at its seed: a step's first checkpoint is computed again from there.
-        begin = torch.cuda.default_generators[index].initial_seed(), 0
-        setattr(state, _PLACE, begin if stream is None else stream.place)
+        state, stream = state_of_torch(device), _streams.get(_index(device))
+        setattr(state, _PLACE, _BEGIN if stream is None else stream.place)
         return state
 
     @wraps(restore_torch)
     def set_rng_state(new_state: Tensor, device: Device = "cuda") -> None:
         restore_torch(new_state, device)
-        place, index = getattr(new_state, _PLACE, None), _index(device)
-        is_begin = index not in _streams and place is not None and place[1] == 0  # where it will begin by itself
-        if place is not None and not is_begin and torch.cuda.is_initialized() and available(index):
-            stream_of(index).go_to(place)
+        place = getattr(new_state, _PLACE, None)
+        if place == _BEGIN:
+            _restart([_index(device)] if _is_initialized() else [])
+        elif place is not None and torch.cuda.is_initialized() and available(_index(device)):
+            stream_of(_index(device)).go_to(place)
 
     ours = {"manual_seed": manual_seed, "manual_seed_all": manual_seed_all}
     ours |= {"get_rng_state": get_rng_state, "set_rng_state": set_rng_state}
