@@ -78,6 +78,19 @@ def test_codes_are_written_once_and_packed(written):
     assert ideal <= sum(words.values()) <= 1.05 * ideal
 
 
+def test_sizes_may_vary(written):
+    """Then the kernel of each GELU is two: Inductor does not fuse its loop with the reduction over groups."""
+    model = nn.Sequential(*[Block() for _ in range(BLOCKS)])
+    x = torch.randn(4, TOKENS // 4, WIDTH, requires_grad=True)
+    for dimension in (0, 1):
+        torch._dynamo.mark_dynamic(x, dimension)
+    with pretended_h100():
+        graphs = triton_code(model, (x,), "fewbit")
+    more = [len(g.launches) - len(of_fixed.launches) for g, of_fixed in zip(graphs, written[1:], strict=True)]
+    assert more[0] <= BLOCKS and more[1] <= 0
+    assert re.search(r"\bs\d+ = ", graphs[0].text)  # a size that varies
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("capability", [80, 90, 100])
 def test_machine_code_cuts_bits_without_floors(written, capability, tmp_path):
