@@ -39,7 +39,7 @@ def codes(target: str, bits: int, ratio: float, compressor: str | None, as_json:
 
     Example: fewbit memory codes --bits 3 --ratio 0.02
     """
-    from ..runtime.plan.code_entropy import codes_by_module
+    from ..runtime.plan.memory import codes_by_module
     from ..runtime.quantizers.entropy import total
 
     if target == "digits":

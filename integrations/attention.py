@@ -9,6 +9,7 @@ the backward pass (runtime/layers/attention.py). Masks are those of transformers
 else one that has padding and sliding windows.
 """
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -43,7 +44,7 @@ def register_attention(bits: int = BITS, name: str = NAME) -> None:
         from transformers.modeling_utils import AttentionInterface
     except ImportError:
         raise FewbitError("attn_implementation='fewbit' takes transformers 4.48 or later") from None
-    AttentionInterface.register(name, _Attention(QuantizerSaver(PerGroup(bits))))
+    AttentionInterface.register(name, partial(_attend, QuantizerSaver(PerGroup(bits))))
     try:
         from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
     except ImportError:  # before 4.53 models made masks themselves
@@ -51,48 +52,34 @@ def register_attention(bits: int = BITS, name: str = NAME) -> None:
     AttentionMaskInterface.register(name, sdpa_mask)
 
 
-class _Attention:
-    """An attention function of transformers.
+def _attend(
+    saver: QuantizerSaver,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Return the output of an attention, (batch, length, heads, features), and no weights.
 
-    Attributes:
-        saver: of query, key and value.
+    Args:
+        saver: of query, key and value, which are (batch, heads, length, features); of the latter two, heads may be
+            fewer.
+        module, query, key, value, attention_mask, dropout, scaling, is_causal: as transformers' sdpa is given them.
+        **others: arguments of other attentions, of which some would change the result: then FewbitError is raised.
     """
-
-    def __init__(self, saver: QuantizerSaver) -> None:
-        self.saver = saver
-
-    def __call__(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        dropout: float = 0.0,
-        scaling: float | None = None,
-        is_causal: bool | None = None,
-        **others: Any,
-    ) -> tuple[Tensor, None]:
-        """Return the output, (batch, length, heads, features), and no weights.
-
-        Args:
-            module: that attends; it has `is_causal`.
-            query, key, value: (batch, heads, length, features); keys and values may have fewer heads.
-            attention_mask: of sdpa's form.
-            dropout, scaling, is_causal: as for transformers' sdpa.
-            **others: arguments of other attentions.
-
-        Raises:
-            FewbitError: an argument of another attention would change the result.
-        """
-        for name in _UNSUPPORTED:
-            if others.get(name) is not None:
-                raise FewbitError(f"attn_implementation='{NAME}' does not support {name} of {type(module).__name__}")
-        if is_causal is None:
-            is_causal = bool(getattr(module, "is_causal", True))
-        is_causal = is_causal and attention_mask is None and query.shape[2] > 1
-        repeats = query.shape[1] != key.shape[1]
-        output = scaled_dot_product_attention(
-            query, key, value, self.saver, attention_mask, dropout, is_causal, scaling, repeats
-        )
-        return output.transpose(1, 2).contiguous(), None
+    for name in _UNSUPPORTED:
+        if others.get(name) is not None:
+            raise FewbitError(f"attn_implementation='{NAME}' does not support {name} of {type(module).__name__}")
+    if is_causal is None:
+        is_causal = bool(getattr(module, "is_causal", True))
+    is_causal = is_causal and attention_mask is None and query.shape[2] > 1
+    repeats = query.shape[1] != key.shape[1]
+    output = scaled_dot_product_attention(
+        query, key, value, saver, attention_mask, dropout, is_causal, scaling, repeats
+    )
+    return output.transpose(1, 2).contiguous(), None

@@ -14,7 +14,6 @@ from ..runtime.convert.api import revert
 from ..runtime.memory.listing import size_text
 from ..runtime.memory.peak import StorageTracker, no_collection
 from ..runtime.plan.comparison import twin_of
-from ..runtime.plan.document import Plan
 from ..runtime.plan.seconds import step_seconds
 from ..runtime.plan.static import static_bytes
 from ..runtime.plan.step import Step
@@ -43,11 +42,6 @@ class Beside:
     time: float
     source: str
     peak: int | None = None
-
-    @classmethod
-    def of_plan(cls, plan: Plan, saved: int) -> "Beside":
-        """Return what a plan predicts of a step that keeps `saved` bytes."""
-        return cls(saved + plan.exact_saved - plan.saved, plan.error, plan.time, "predicted", plan.exact_peak)
 
 
 @dataclass(frozen=True)

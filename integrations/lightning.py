@@ -86,7 +86,8 @@ class FewbitCallback(Callback):
             return
         self._has_begun = True
         inputs = None if self.inputs is None else self.inputs(batch)
-        loss = None if self.loss is None else _loss_of(self.loss, batch)
+        of_both = self.loss
+        loss = None if of_both is None else lambda output: of_both(output, batch)
         optimizer = trainer.optimizers[0] if trainer.optimizers else "adamw"
         measure = inputs is not None and loss is not None
         self.kept = self.preparation.start(
@@ -136,7 +137,3 @@ class FewbitCallback(Callback):
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Read what a checkpoint has."""
         self._saved = checkpoint.get("fewbit", {})
-
-
-def _loss_of(loss: Callable[[Any, Any], Tensor], batch: Any) -> Callable[[Any], Tensor]:
-    return lambda output: loss(output, batch)

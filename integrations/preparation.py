@@ -174,7 +174,9 @@ class Preparation:
             why = "the model returns no loss: give loss=" if is_ours else f"the model does not take the batch: {error}"
             self.unmeasured = textwrap.shorten(f"not measured, for {why}", 80, placeholder=" …")
         if found is not None and self.fitted is not None:
-            found = replace(found, beside=Beside.of_plan(self.fitted.plan, found.saved))
+            now = self.fitted.plan
+            exactly = found.saved + now.exact_saved - now.saved
+            found = replace(found, beside=Beside(exactly, now.error, now.time, "predicted", now.exact_peak))
         elif found is not None and measured is not None and exact is not None:
             found = replace(found, beside=beside_exact(model, exact, measured, loss, found.saved))
         self.load(model, learned)  # measuring has taught it something

@@ -33,11 +33,13 @@ def site(with_solver: bool = False, home: str | None = None) -> dict[str, Callab
     """
     files: dict[str, Callable[[], str]] = {name: partial(text_of, "explorer", name) for name in PAGE}
     files |= {name: partial(text_of, "shared", name) for name in SHARED}
-    files["index.html"] = lambda: _page(with_solver, home)
+    page = text_of("explorer", "index.html").replace(_NO_SOLVER, _SOLVER if with_solver else _NO_SOLVER)
+    back = f'  <nav><a href="{home}">fewbit: the documentation</a></nav>\n' if home else ""
+    files["index.html"] = lambda: page.replace(_PLACE_OF_HOME, back)
     files["data/index.js"] = lambda: call("receiveIndex", explorer_data.index())
     for activation in shipped_activations():
-        files[f"data/{activation}.js"] = _data(activation)
-        files[f"sources/{activation}.js"] = _sources(activation)
+        files[f"data/{activation}.js"] = lambda name=activation: call("receiveActivation", explorer_data.shipped(name))
+        files[f"sources/{activation}.js"] = lambda name=activation: call("receiveSources", name, packed_sources(name))
     return files
 
 
@@ -51,23 +53,6 @@ def write_site(folder: Path) -> None:
         make_folder((folder / name).parent)
         with atomic_write(folder / name) as stream:
             stream.write(text().encode())
-
-
-def _page(with_solver: bool, home: str | None) -> str:
-    text = text_of("explorer", "index.html")
-    if with_solver:
-        text = text.replace(_NO_SOLVER, _SOLVER)
-    return text.replace(
-        _PLACE_OF_HOME, f'  <nav><a href="{home}">fewbit: the documentation</a></nav>\n' if home else ""
-    )
-
-
-def _data(activation: str) -> Callable[[], str]:
-    return lambda: call("receiveActivation", explorer_data.shipped(activation))
-
-
-def _sources(activation: str) -> Callable[[], str]:
-    return lambda: call("receiveSources", activation, packed_sources(activation))
 
 
 def packed_sources(activation: str) -> str:

@@ -7,14 +7,14 @@ pass begins.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..runtime.compile.report import CompileReport, SavedTensor
-from ..runtime.plan.memory import Comparison, Mark, Peak, Profile, Timeline
+from ..runtime.plan.memory import Comparison, Peak, Profile, Timeline
 from ..tables import FewbitError
 from ..tables.names import counted
 from .assets import call, in_one_file
@@ -80,7 +80,13 @@ def _state(name: str, profile: Profile, peak: Peak | None) -> dict[str, Any]:
 
 def common_marks(timelines: Sequence[Timeline]) -> tuple[list[Key], list[list[int]]]:
     """Return the marks that all timelines have, in an order that is that of each, and their moments in each."""
-    tables = [dict(_numbered(timeline.marks)) for timeline in timelines]
+    tables: list[dict[Key, int]] = []
+    for timeline in timelines:
+        seen, table = Counter[tuple[str, str]](), dict[Key, int]()
+        for mark in timeline.marks:
+            table[mark.module, mark.event, seen[mark.module, mark.event]] = mark.moment
+            seen[mark.module, mark.event] += 1
+        tables.append(table)
     keys, moments, last = [], [[] for _ in timelines], [-1] * len(timelines)
     for key in tables[0]:
         now = [table.get(key, -1) for table in tables]
@@ -90,13 +96,6 @@ def common_marks(timelines: Sequence[Timeline]) -> tuple[list[Key], list[list[in
             for list_, moment in zip(moments, now, strict=True):
                 list_.append(moment)
     return keys, moments
-
-
-def _numbered(marks: Iterable[Mark]) -> Iterable[tuple[Key, int]]:
-    seen: Counter[tuple[str, str]] = Counter()
-    for mark in marks:
-        yield (mark.module, mark.event, seen[mark.module, mark.event]), mark.moment
-        seen[mark.module, mark.event] += 1
 
 
 def outline(timeline: Timeline, moments: Sequence[int]) -> dict[str, list[int]]:

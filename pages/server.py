@@ -117,15 +117,6 @@ class _Handler(BaseHTTPRequestHandler):
     def _solution(self) -> tuple[str, str]:
         if self.path != "/solve":
             raise _Refused(HTTPStatus.NOT_FOUND, "questions go to /solve")
-        request = self._request()
-        try:
-            return "application/json", json.dumps(self.server.solver.solve(request), allow_nan=False)
-        except FewbitError as error:
-            raise _Refused(HTTPStatus.BAD_REQUEST, str(error)) from None
-        except Busy:
-            raise _Refused(HTTPStatus.SERVICE_UNAVAILABLE, "still solving the table before; try again") from None
-
-    def _request(self) -> Any:
         origin = self.headers.get("Origin")
         if origin is not None and origin not in {f"http://{host}" for host in self.server.hosts}:
             raise _Refused(HTTPStatus.FORBIDDEN, "questions come from this server's own page")
@@ -140,6 +131,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             raise _Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a question has at most {_LONGEST_REQUEST} bytes")
         try:
-            return json.loads(self.rfile.read(size))
+            request = json.loads(self.rfile.read(size))
         except (ValueError, RecursionError):
             raise _Refused(HTTPStatus.BAD_REQUEST, "a question is JSON") from None
+        try:
+            return "application/json", json.dumps(self.server.solver.solve(request), allow_nan=False)
+        except FewbitError as error:
+            raise _Refused(HTTPStatus.BAD_REQUEST, str(error)) from None
+        except Busy:
+            raise _Refused(HTTPStatus.SERVICE_UNAVAILABLE, "still solving the table before; try again") from None

@@ -46,16 +46,14 @@ def answer(request: Any) -> dict[str, Any]:
     if not isinstance(request, Mapping):
         raise FewbitError(f"a request is an object, not {shown(request)}")
     text = _text(request, "activation", LONGEST)
-    weight = _measured(request["inputs"]) if "inputs" in request else _weight(request)
+    if "inputs" in request:
+        weight = _measured(request["inputs"])
+    else:  # a visitor may not name files of this machine
+        weight = parse_weight(_text(request, "weight", _LONGEST_WEIGHT), files=False)
     bits, kind = check_bits(request.get("bits")), check_kind(str(request.get("kind")))
     activation = parse_activation(text)
     table = solve(activation, bits=bits, kind=kind, weight=weight, effort=EFFORT)
     return explorer_data.solved(activation, weight, table)
-
-
-def _weight(request: Mapping[str, Any]) -> Weight:
-    # A visitor may not name files of this machine.
-    return parse_weight(_text(request, "weight", _LONGEST_WEIGHT), files=False)
 
 
 def _measured(inputs: Any) -> Weight:
@@ -93,9 +91,21 @@ class SolverProcess:
         if not self._one_at_a_time.acquire(blocking=False):
             raise Busy
         try:
-            return self._ask(request)
+            if not self._ready:
+                self._receive(_FIRST)
+                self._ready = True
+            self._connection.send(request)
+            kind, value = self._receive(self._deadline)
+        except (TimeoutError, EOFError, OSError) as error:
+            self.close()
+            self._start()
+            why = f"takes more than {self._deadline:g} seconds" if isinstance(error, TimeoutError) else "is too much"
+            raise FewbitError(f"this {why}; try a simpler expression, a narrower weight or fewer bits") from None
         finally:
             self._one_at_a_time.release()
+        if kind == "error":
+            raise FewbitError(value)
+        return value
 
     def close(self) -> None:
         """End the process."""
@@ -116,22 +126,6 @@ class SolverProcess:
         self._process.start()
         theirs.close()
         self._ready = False
-
-    def _ask(self, request: Any) -> dict[str, Any]:
-        try:
-            if not self._ready:
-                self._receive(_FIRST)
-                self._ready = True
-            self._connection.send(request)
-            kind, value = self._receive(self._deadline)
-        except (TimeoutError, EOFError, OSError) as error:
-            self.close()
-            self._start()
-            why = f"takes more than {self._deadline:g} seconds" if isinstance(error, TimeoutError) else "is too much"
-            raise FewbitError(f"this {why}; try a simpler expression, a narrower weight or fewer bits") from None
-        if kind == "error":
-            raise FewbitError(value)
-        return value
 
     def _receive(self, seconds: float) -> Any:
         if not self._connection.poll(seconds):

@@ -11,7 +11,7 @@ checkpointing's two forward passes, therefore counts nothing.
 import hashlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial, wraps
 from itertools import chain
 from typing import Any
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ..fewbit_gen import parse_activation
-from ..fewbit_gen.calibration import Calibration, Measured
+from ..fewbit_gen.calibration import Calibration
 from ..tables import FewbitError
 from ..tables.errors import shown
 from ..tables.table import check_bits, check_kind
@@ -75,7 +75,15 @@ def calibrate(
         fewbit.convert(model, tables=calibration.tables(bits=2))
     """
     bits, kind = check_bits(bits), check_kind(kind)
-    _check_arguments(model, batches, loss, inputs)
+    if not isinstance(model, nn.Module):
+        raise FewbitError(f"the model must be a torch.nn.Module, not {_type(model)}")
+    if isinstance(batches, Tensor | Mapping | str) or not isinstance(batches, Iterable):
+        raise FewbitError(
+            f"batches must be a list or another iterable of batches, not {_type(batches)}; [batch] is one"
+        )
+    for name, value in (("loss", loss), ("inputs", inputs)):
+        if not (value is None or callable(value)):
+            raise FewbitError(f"{name} must be a function, not {shown(value)}")
     found = _recorders(model)
     if not found:
         raise FewbitError("the model has no activation that fewbit knows; calls such as F.gelu(x) cannot be seen")
@@ -91,7 +99,18 @@ def calibrate(
         count = _summed(list(found.values()), count, next(model.parameters(), torch.empty(0)).device)
     if not count:
         raise FewbitError("there are no batches")
-    return _calibration(list(found.values()), count, bits, kind)
+    recorders = found.values()
+    measured = {
+        recorder.name: recorder.histogram.measured(recorder.name, recorder.activation) for recorder in recorders
+    }
+    modules = tuple(m for m in measured.values() if m is not None)
+    silent = tuple(name for name, m in measured.items() if m is None)
+    if modules:
+        return Calibration(modules, silent, count, bits, kind)
+    if sum(r.histogram.elements for r in recorders):
+        raise FewbitError("every gradient that reached an activation was 0, NaN or infinite: is the loss finite?")
+    what = "no gradient reached" if any(r.ran for r in recorders) else "no batch went through"
+    raise FewbitError(f"{what} any of the {len(silent)} activations, such as {silent[0] or 'the model itself'}")
 
 
 class _Recorder:
@@ -128,30 +147,19 @@ class _Recorder:
         if bins is not None and isinstance(output, Tensor) and output.requires_grad:
             output.register_hook(partial(self.histogram.add, bins))
 
-    def measured(self) -> Measured | None:
-        """Return the measured histogram, or None if its weight is 0."""
-        return self.histogram.measured(self.name, self.activation)
-
 
 def _recorders(model: nn.Module) -> dict[Found, _Recorder]:
-    """Return a recorder for each activation that has a few-bit form, or is one."""
+    """Return a recorder for each activation that has a few-bit form and a name for the compiler, or is few-bit."""
     found: dict[Found, _Recorder] = {}
     for activation in activations(model):
-        name = _activation_name(activation)
-        if name is not None:
-            # Tables are for the model that torch.compile wraps: the compiled one cannot be converted.
-            found[activation] = _Recorder(activation.name.replace("_orig_mod.", ""), name)
+        original = activation.original
+        form = original if isinstance(original, FewBitActivation) else form_of(original)
+        if not isinstance(form, str):
+            with suppress(FewbitError):  # a user's callable has no name
+                named = parse_activation(form.activation).name
+                # Tables are for the model that torch.compile wraps: the compiled one cannot be converted.
+                found[activation] = _Recorder(activation.name.replace("_orig_mod.", ""), named)
     return found
-
-
-def _activation_name(activation: Found) -> str | None:
-    """Return the compiler's name of an activation, None if it has no few-bit form or no name."""
-    original = activation.original
-    form = original if isinstance(original, FewBitActivation) else form_of(original)
-    try:
-        return None if isinstance(form, str) else parse_activation(form.activation).name
-    except FewbitError:  # a user's callable
-        return None
 
 
 def _watch(activation: Found, recorder: _Recorder, stack: ExitStack) -> None:
@@ -209,7 +217,8 @@ def _left_alone(model: nn.Module) -> Iterator[None]:
     devices = {t.device.index for t in chain(model.parameters(), model.buffers()) if t.device.type == "cuda"}
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=sorted(devices)))
-        stack.enter_context(_uncompiled())
+        if "torch._dynamo" in sys.modules:  # compiled code calls no new hooks: it runs as plain Python
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(torch.enable_grad())
         for adaptation in adaptations:
             adaptation.is_paused = True
@@ -254,35 +263,6 @@ def _summed(recorders: list[_Recorder], batches: int, device: torch.device) -> i
 
 def _forget(parameter: Tensor) -> None:
     parameter.grad = None
-
-
-def _uncompiled() -> Any:
-    """Return a context in which compiled models run as plain Python: compiled code calls no new hooks."""
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-
-
-def _calibration(recorders: list[_Recorder], batches: int, bits: int, kind: str) -> Calibration:
-    measured = {recorder.name: recorder.measured() for recorder in recorders}
-    modules = tuple(m for m in measured.values() if m is not None)
-    silent = tuple(name for name, m in measured.items() if m is None)
-    if modules:
-        return Calibration(modules, silent, batches, bits, kind)
-    if sum(r.histogram.elements for r in recorders):
-        raise FewbitError("every gradient that reached an activation was 0, NaN or infinite: is the loss finite?")
-    what = "no gradient reached" if any(r.ran for r in recorders) else "no batch went through"
-    raise FewbitError(f"{what} any of the {len(silent)} activations, such as {silent[0] or 'the model itself'}")
-
-
-def _check_arguments(model: object, batches: object, loss: object, inputs: object) -> None:
-    if not isinstance(model, nn.Module):
-        raise FewbitError(f"the model must be a torch.nn.Module, not {_type(model)}")
-    if isinstance(batches, Tensor | Mapping | str) or not isinstance(batches, Iterable):
-        raise FewbitError(
-            f"batches must be a list or another iterable of batches, not {_type(batches)}; [batch] is one"
-        )
-    for name, value in (("loss", loss), ("inputs", inputs)):
-        if not (value is None or callable(value)):
-            raise FewbitError(f"{name} must be a function, not {shown(value)}")
 
 
 def _type(value: object) -> str:

@@ -54,19 +54,13 @@ def _cuda() -> Backend:
         nvrtc = compiler_version()
     except FewbitError as error:
         return Backend("cuda", False, f"{gpu} runs plain torch: {error}")
-    return Backend("cuda", True, f"{gpu}, kernels compiled by NVRTC {nvrtc}{_other_release(nvrtc, torch.version.cuda)}")
-
-
-def _other_release(nvrtc: str, cuda: str | None) -> str:
-    """Return what follows where NVRTC is of another release than the CUDA of torch: erf, exp and tanh change.
-
-    Between 13.0 and 13.5 GELU of 55 float16 numbers does, and of 7 bfloat16.
-    """
-    release = ".".join((cuda or nvrtc).split(".")[:2])
-    if nvrtc == release:
-        return ""
-    package = "nvidia-cuda-nvrtc-cu12" if release.startswith("12.") else "nvidia-cuda-nvrtc"
-    return f"; torch is of CUDA {release}, and f(x) may differ in the last place: pip install '{package}=={release}.*'"
+    note = f"{gpu}, kernels compiled by NVRTC {nvrtc}"
+    release = ".".join((torch.version.cuda or nvrtc).split(".")[:2])
+    if nvrtc != release:  # erf, exp and tanh change: between 13.0 and 13.5 GELU of 55 float16 numbers, of 7 bfloat16
+        package = "nvidia-cuda-nvrtc-cu12" if release.startswith("12.") else "nvidia-cuda-nvrtc"
+        note += f"; torch is of CUDA {release}, and f(x) may differ in the last place: "
+        note += f"pip install '{package}=={release}.*'"
+    return Backend("cuda", True, note)
 
 
 def _compile() -> Backend:
@@ -74,17 +68,11 @@ def _compile() -> Backend:
     call = "torch.compile(model, backend='fewbit')"
     if not is_supported():
         return Backend("compile", False, f"{call} needs torch {LEAST_TORCH} or newer")
-    if torch.cuda.is_available() or _has_cpp_compiler():
-        return Backend("compile", True, call)
-    return Backend("compile", False, f"{call} needs a C++ compiler on the CPU: g++, or the one that CXX names")
-
-
-def _has_cpp_compiler() -> bool:
-    """Return whether Inductor finds a compiler for the C++ that it writes."""
-    from torch._inductor.cpp_builder import get_cpp_compiler
-
     try:
-        get_cpp_compiler()
+        if not torch.cuda.is_available():
+            from torch._inductor.cpp_builder import get_cpp_compiler
+
+            get_cpp_compiler()
     except RuntimeError:  # InvalidCxxCompiler is one
-        return False
-    return True
+        return Backend("compile", False, f"{call} needs a C++ compiler on the CPU: g++, or the one that CXX names")
+    return Backend("compile", True, call)

@@ -98,25 +98,26 @@ def outcome(check: Check, backend: str, device: str | torch.device | None = None
 def checks(backend: str) -> Iterator[Check]:
     """Yield the checks of all kernels of "cpu" or "cuda", the kernels of a family one after another."""
     for dtype in _DTYPES[backend]:
-        for kernel, call in (("encode", _encode), ("multiply", _multiply), ("activation", _activation)):
+        for kernel in ("encode", "multiply", "activation"):
             for bits in _BITS[backend]:
                 # On a GPU the forward pass has a formula of its own, in place of torch's.
                 rounding = 2.0 if (kernel, backend) == ("activation", "cuda") else 0.0
-                yield Check("activation", kernel, dtype, bits, partial(call, dtype, bits), rounding)
-    for family, kernel, call in _OF_KINDS:
-        if kernel == "masked" and backend == "cuda":  # where plain torch serves
-            continue
-        for dtype in (dtype for dtype in _DTYPES[backend] if dtype in KINDS):
-            for bits in _BITS[backend]:
-                if kernel == "encode_at_random" and bits > 4:  # tables of more are not of normal numbers
-                    continue
-                # Sums are added in another order; a GPU's exponential is not torch's.
-                rounding = 100.0 if kernel == "through_normalization" else 2.0 if kernel == "forward" else 0.0
-                yield Check(family, kernel, dtype, bits, partial(call, dtype, bits), rounding)
+                yield Check("activation", kernel, dtype, bits, partial(_activation, kernel, dtype, bits), rounding)
+    for family, (call, kernels) in _OF_KINDS.items():
+        for kernel in kernels:
+            if kernel == "masked" and backend == "cuda":  # where plain torch serves
+                continue
+            for dtype in (dtype for dtype in _DTYPES[backend] if dtype in KINDS):
+                for bits in _BITS[backend]:
+                    if kernel == "encode_at_random" and bits > 4:  # tables of more are not of normal numbers
+                        continue
+                    # Sums are added in another order; a GPU's exponential is not torch's.
+                    rounding = {"through_normalization": 100.0, "forward": 2.0}.get(kernel, 0.0)
+                    yield Check(family, kernel, dtype, bits, partial(call, kernel, dtype, bits), rounding)
     if backend == "cpu":
         for dtype in (torch.float32, torch.float64):
-            for kernel, call in (("max_pool", _max_pool), ("max_pool_backward", _max_pool_backward)):
-                yield Check("pooling", kernel, dtype, None, partial(call, dtype))
+            for kernel in ("max_pool", "max_pool_backward"):
+                yield Check("pooling", kernel, dtype, None, partial(_pooling, kernel, dtype))
 
 
 def _module(backend: str, family: str) -> ModuleType:
@@ -166,14 +167,16 @@ def _key(bits: int, kind: str = "shared") -> str:
     return register_table(load_table("gelu", bits, kind, weight=weight))
 
 
-# ---- one function for each kernel: its arguments are made by plain torch ---------------------------------------------
+# ---- one function for each family: the arguments of its kernels are made by plain torch ------------------------------
 
 
-def _encode(dtype: torch.dtype, bits: int, module: ModuleType, device: torch.device) -> Results:
-    return [module.encode(_numbers(_SIZE, dtype, device), _key(bits))]
-
-
-def _multiply(dtype: torch.dtype, bits: int, module: ModuleType, device: torch.device) -> Results:
+def _activation(kernel: str, dtype: torch.dtype, bits: int, module: ModuleType, device: torch.device) -> Results:
+    if kernel == "encode":
+        return [module.encode(_numbers(_SIZE, dtype, device), _key(bits))]
+    if kernel == "activation":
+        n = _LOOKED_UP if dtype.itemsize == 2 else _SIZE
+        # Finite numbers: what torch's own functions make of infinities differs from device to device.
+        return module.activation(_numbers(n, dtype, device, special=False), "gelu", (), _key(bits))
     results = []
     for table in (_key(bits), register_table(load_table("relu", bits))):  # ReLU's has a level of 0
         packed = activations.encode(_numbers(_SIZE, dtype, device), table)
@@ -181,39 +184,26 @@ def _multiply(dtype: torch.dtype, bits: int, module: ModuleType, device: torch.d
     return results
 
 
-def _activation(dtype: torch.dtype, bits: int, module: ModuleType, device: torch.device) -> Results:
-    n = _LOOKED_UP if dtype.itemsize == 2 else _SIZE
-    # Finite numbers: what torch's own functions make of infinities differs from device to device.
-    return module.activation(_numbers(n, dtype, device, special=False), "gelu", (), _key(bits))
-
-
-def _encode_at_random(dtype: torch.dtype, bits: int, module: ModuleType, device: torch.device) -> Results:
+def _rounding(_: str, dtype: torch.dtype, bits: int, module: ModuleType, device: torch.device) -> Results:
     return [module.encode_at_random(_numbers(_SIZE, dtype, device), _key(bits, "stochastic"), _SEED)]
 
 
-def _per_group_quantize(dtype: torch.dtype, bits: int, module: ModuleType, device: torch.device) -> Results:
-    x = _numbers(_ROWS * _FEATURES, dtype, device).view(_ROWS, _FEATURES)
-    found = (module.quantize(x, bits, _GROUP_SIZE, _SEED, 0, levels) for levels in ("uniform", "fitted"))
-    return [part for parts in found for part in parts]
-
-
-def _per_group_dequantize(dtype: torch.dtype, bits: int, module: ModuleType, device: torch.device) -> Results:
-    x = _numbers(_ROWS * _FEATURES, dtype, device).view(_ROWS, _FEATURES)
-    results = []
+def _per_group(kernel: str, dtype: torch.dtype, bits: int, module: ModuleType, device: torch.device) -> Results:
+    x, results = _numbers(_ROWS * _FEATURES, dtype, device).view(_ROWS, _FEATURES), list[Tensor]()
     for levels in ("uniform", "fitted"):
-        parts = per_group.quantize(x, bits, _GROUP_SIZE, _SEED, 0, levels)
-        results.append(torch.empty_like(x))
-        module.dequantize(*parts, bits, _GROUP_SIZE, results[-1], levels)
+        if kernel == "quantize":
+            results += module.quantize(x, bits, _GROUP_SIZE, _SEED, 0, levels)
+        else:
+            parts = per_group.quantize(x, bits, _GROUP_SIZE, _SEED, 0, levels)
+            results.append(torch.empty_like(x))
+            module.dequantize(*parts, bits, _GROUP_SIZE, results[-1], levels)
     return results
 
 
-def _rotated_quantize(dtype: torch.dtype, bits: int, module: ModuleType, device: torch.device) -> Results:
+def _rotated(kernel: str, dtype: torch.dtype, bits: int, module: ModuleType, device: torch.device) -> Results:
     x = _numbers(_ROWS * _FEATURES, dtype, device).view(_ROWS, _FEATURES)
-    return module.quantize(x, bits, 128, 2, True, _SEED)
-
-
-def _rotated_dequantize(dtype: torch.dtype, bits: int, module: ModuleType, device: torch.device) -> Results:
-    x = _numbers(_ROWS * _FEATURES, dtype, device).view(_ROWS, _FEATURES)
+    if kernel == "quantize":
+        return module.quantize(x, bits, 128, 2, True, _SEED)
     module.dequantize(*rotated.quantize(x, bits, 128, 2, True, _SEED), bits, 128, 2, _SEED, out := torch.empty_like(x))
     return [out]
 
@@ -224,101 +214,68 @@ def _channels(device: torch.device) -> tuple[Tensor, Tensor]:
     return scale, shift
 
 
-def _fixed_point_quantize(dtype: torch.dtype, bits: int, module: ModuleType, device: torch.device) -> Results:
-    return [module.quantize(_image(dtype, device), *_channels(device), 15 * 13, bits)]
-
-
-def _fixed_point_dequantize(dtype: torch.dtype, bits: int, module: ModuleType, device: torch.device) -> Results:
+def _fixed_point(kernel: str, dtype: torch.dtype, bits: int, module: ModuleType, device: torch.device) -> Results:
     x, (scale, shift) = _image(dtype, device), _channels(device)
+    if kernel == "quantize":
+        return [module.quantize(x, scale, shift, 15 * 13, bits)]
     packed = fixed_point.quantize(x, scale, shift, 15 * 13, bits)
     module.dequantize(packed, scale, shift, 15 * 13, bits, out := torch.empty_like(x))
     return [out]
 
 
-def _outlier_quantize(dtype: torch.dtype, bits: int, module: ModuleType, device: torch.device) -> Results:
-    x = _numbers(_SIZE, dtype, device)
-    found = (module.quantize(x, bits, 0.02, relu, None, 1) for relu in (False, True))
-    return [part for parts in found for part in parts]
-
-
-def _outlier_dequantize(dtype: torch.dtype, bits: int, module: ModuleType, device: torch.device) -> Results:
-    x = _numbers(_SIZE, dtype, device)
-    results = []
+def _outlier(kernel: str, dtype: torch.dtype, bits: int, module: ModuleType, device: torch.device) -> Results:
+    x, results = _numbers(_SIZE, dtype, device), list[Tensor]()
+    if kernel == "masked":
+        packed, *_ = outlier.quantize(x, bits, 0.02, True, None, 1)
+        return [module.masked(_numbers(_SIZE, dtype, device, 1), packed, bits)]
     for relu in (False, True):
-        parts = outlier.quantize(x, bits, 0.02, relu, None, 1)
-        results.append(torch.empty_like(x))
-        module.dequantize(*parts, bits, relu, results[-1])
+        if kernel == "quantize":
+            results += module.quantize(x, bits, 0.02, relu, None, 1)
+        else:
+            parts = outlier.quantize(x, bits, 0.02, relu, None, 1)
+            results.append(torch.empty_like(x))
+            module.dequantize(*parts, bits, relu, results[-1])
     return results
 
 
-def _masked(dtype: torch.dtype, bits: int, module: ModuleType, device: torch.device) -> Results:
-    packed, *_ = outlier.quantize(_numbers(_SIZE, dtype, device), bits, 0.02, True, None, 1)
-    return [module.masked(_numbers(_SIZE, dtype, device, 1), packed, bits)]
-
-
-def _glu_plan(bits: int) -> tuple[str, tuple[float, ...], str, int, int, bool]:
-    return "silu", (), register_table(load_table("silu", bits)), bits, bits, False
-
-
-def _glu_forward(dtype: torch.dtype, bits: int, module: ModuleType, device: torch.device) -> Results:
-    gate, up = (_numbers(_SIZE, dtype, device, seed, special=False) for seed in (4, 5))
-    h, codes, up_packed, _, groups = module.forward(gate, up, (_SEED, _SEED + 1), *_glu_plan(bits))
-    return [h, codes, up_packed, groups[:2]]  # the copy of act(gate) has its roundings
-
-
-def _glu_backward(dtype: torch.dtype, bits: int, module: ModuleType, device: torch.device) -> Results:
+def _glu(kernel: str, dtype: torch.dtype, bits: int, module: ModuleType, device: torch.device) -> Results:
     gate, up, grad = (_numbers(_SIZE, dtype, device, seed, special=False) for seed in (4, 5, 6))
-    _, *parts = _module("reference", "glu").forward(gate, up, (_SEED, _SEED + 1), *_glu_plan(bits))
-    return module.backward(grad, tuple(parts), *_glu_plan(bits), (True, True, True))
+    plan = "silu", (), register_table(load_table("silu", bits)), bits, bits, False
+    if kernel == "forward":
+        h, codes, up_packed, _, groups = module.forward(gate, up, (_SEED, _SEED + 1), *plan)
+        return [h, codes, up_packed, groups[:2]]  # the copy of act(gate) has its roundings
+    _, *parts = _module("reference", "glu").forward(gate, up, (_SEED, _SEED + 1), *plan)
+    return module.backward(grad, tuple(parts), *plan, (True, True, True))
 
 
-def _preact_encode(dtype: torch.dtype, bits: int, module: ModuleType, device: torch.device) -> Results:
-    A, (γ, β) = _image(dtype, device), _channels(device)
-    packed = module.encode(A, A, γ, β, torch.zeros_like(γ), torch.ones_like(γ), bits, 0.0)
-    return [packed, A]
-
-
-def _preact_decode(dtype: torch.dtype, bits: int, module: ModuleType, device: torch.device) -> Results:
-    A, (γ, β) = _image(dtype, device), _channels(device)
-    packed = preact.encode(A, A, γ, β, torch.zeros_like(γ), torch.ones_like(γ), bits, 0.0)
-    out = torch.empty_like(A)
-    decoded = module.decode(packed, γ, β, bits, 0.0, out)
-    return [out if decoded is None else decoded]
-
-
-def _preact_backward(dtype: torch.dtype, bits: int, module: ModuleType, device: torch.device) -> Results:
+def _preact(kernel: str, dtype: torch.dtype, bits: int, module: ModuleType, device: torch.device) -> Results:
     A, gradient, (γ, β) = _image(dtype, device), _image(dtype, device, 1), _channels(device)
-    one = torch.ones_like(γ)
-    packed = preact.encode(A, A, γ, β, torch.zeros_like(γ), one, bits, 0.0)
+    zero, one = torch.zeros_like(γ), torch.ones_like(γ)
+    if kernel == "encode":
+        return [module.encode(A, A, γ, β, zero, one, bits, 0.0), A]
+    packed = preact.encode(A, A, γ, β, zero, one, bits, 0.0)
+    if kernel == "decode":
+        decoded = module.decode(packed, γ, β, bits, 0.0, out := torch.empty_like(A))
+        return [out if decoded is None else decoded]
     *dx, dβ, dγ = module.through_normalization(packed, γ, β, bits, 0.0, gradient, one, True, True)
     return [dx[0] if dx else gradient, dβ.float(), dγ.float()]
 
 
-def _max_pool(dtype: torch.dtype, module: ModuleType, device: torch.device) -> Results:
-    return module.max_pool(_image(dtype, device), (3, 2), (2, 2), (1, 0), (1, 1), False)
-
-
-def _max_pool_backward(dtype: torch.dtype, module: ModuleType, device: torch.device) -> Results:
+def _pooling(kernel: str, dtype: torch.dtype, module: ModuleType, device: torch.device) -> Results:
     x, window = _image(dtype, device), ((3, 2), (2, 2), (1, 0), (1, 1))
+    if kernel == "max_pool":
+        return module.max_pool(x, *window, False)
     y, places = _module("reference", "pooling").max_pool(x, *window, False)
     grad = _numbers(y.numel(), dtype, device, 1, special=False).view(y.shape)
     return [module.max_pool_backward(grad, places, x.shape, *window)]
 
 
-_OF_KINDS: tuple[tuple[str, str, Callable[..., Results]], ...] = (
-    ("rounding", "encode_at_random", _encode_at_random),
-    ("per_group", "quantize", _per_group_quantize),
-    ("per_group", "dequantize", _per_group_dequantize),
-    ("rotated", "quantize", _rotated_quantize),
-    ("rotated", "dequantize", _rotated_dequantize),
-    ("fixed_point", "quantize", _fixed_point_quantize),
-    ("fixed_point", "dequantize", _fixed_point_dequantize),
-    ("outlier", "quantize", _outlier_quantize),
-    ("outlier", "dequantize", _outlier_dequantize),
-    ("outlier", "masked", _masked),
-    ("glu", "forward", _glu_forward),
-    ("glu", "backward", _glu_backward),
-    ("preact", "encode", _preact_encode),
-    ("preact", "decode", _preact_decode),
-    ("preact", "through_normalization", _preact_backward),
-)
+_OF_KINDS: dict[str, tuple[Callable[..., Results], tuple[str, ...]]] = {
+    "rounding": (_rounding, ("encode_at_random",)),
+    "per_group": (_per_group, ("quantize", "dequantize")),
+    "rotated": (_rotated, ("quantize", "dequantize")),
+    "fixed_point": (_fixed_point, ("quantize", "dequantize")),
+    "outlier": (_outlier, ("quantize", "dequantize", "masked")),
+    "glu": (_glu, ("forward", "backward")),
+    "preact": (_preact, ("encode", "decode", "through_normalization")),
+}

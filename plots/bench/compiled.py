@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from ...cli.progress import with_progress
 from ...runtime.compile.options import CompileOptions
-from ...runtime.memory.malloc import return_freed_memory
+from ...runtime.memory.allocator import return_freed_memory
 from ...tables.columns import columns
 from .compiled_trainings import (
     BUDGETS,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ...cli.progress import with_progress
 from ...runtime.convert.api import convert
-from ...runtime.memory.malloc import return_freed_memory
+from ...runtime.memory.allocator import return_freed_memory
 from ...tables.columns import columns
 from ..studies.adapters import Adapted
 from .processes import ProcessDied, added_peak_bytes, call_apart

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from ...runtime.plan import zoo
-from ...runtime.plan.capacity import BITS, Need, need_by_formula, need_of
 from ...runtime.plan.comparison import compare_each
+from ...runtime.plan.memory import BITS, Need, need_by_formula, need_of
 from .networks import APPENDIX_B
 
 MIB = 2**20

@@ -29,7 +29,7 @@ from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
 from torch import Tensor, nn
 
 from ...runtime.convert.api import convert
-from ...runtime.memory.malloc import return_freed_memory
+from ...runtime.memory.allocator import return_freed_memory
 from ...runtime.models import preact_resnet
 from ...runtime.plan.largest_batch import largest_by_trial
 from ...runtime.plan.memory import parameter_bytes, peak_of_step

@@ -16,7 +16,7 @@ from torch import nn
 
 from ..backends.activation_spec import ROWS
 from ..layers.chunked_loss import ChunkedCrossEntropy
-from ..memory.saved import Profile
+from ..memory.record import Profile
 from .report import Exact
 
 MOST = 8  # rows; the others are summed up in one

@@ -18,8 +18,7 @@ from torch import nn
 
 from ...tables import FewbitError
 from ...tables.errors import shown
-from ..memory.record import profile
-from ..memory.saved import Profile
+from ..memory.record import Profile, profile
 from .report import Report, grouped, size_text
 
 __all__ = ["Measured", "measure", "read_inputs"]

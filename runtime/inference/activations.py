@@ -102,7 +102,12 @@ class InputQuantizer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return `x` quantized to b bits and 16 bits; its gradient passes unchanged."""
         if self._seen is not None:
-            self._look(x.detach())
+            finite = x.detach()[x.isfinite()].float()
+            if finite.numel():
+                low, high = self._ends
+                self._ends = min(low, float(finite.amin())), max(high, float(finite.amax()))
+                stride = max(1, finite.numel() // _SAMPLES) | 1  # odd, so that it does not align with rows
+                self._seen.append(finite[::stride].abs().cpu())
             return x
         if bool(self.range[2].isnan()):
             return x
@@ -122,12 +127,3 @@ class InputQuantizer(nn.Module):
     def extra_repr(self) -> str:
         """Return bits and ratio."""
         return f"bits={self.bits}, ratio={self.ratio}"
-
-    def _look(self, x: Tensor) -> None:
-        assert self._seen is not None
-        finite = x[x.isfinite()].float()
-        if finite.numel():
-            low, high = self._ends
-            self._ends = min(low, float(finite.amin())), max(high, float(finite.amax()))
-            stride = max(1, finite.numel() // _SAMPLES) | 1  # odd, so that it does not align with rows
-            self._seen.append(finite[::stride].abs().cpu())

@@ -19,8 +19,7 @@ from ...tables import FewbitError
 from ...tables.errors import shown
 from ..quantizers import Outlier
 from .activations import InputQuantizer
-from .calls import weights_of
-from .layers import PackedLayer, TunedLayer
+from .layers import PackedLayer, TunedLayer, weights_of
 
 _FLOATING_INPUT = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -92,25 +91,17 @@ def quantize(
 
     def new(name: str, layer: nn.Module) -> nn.Module:
         if id(layer) not in made and weights_of(layer) and not (exclude and exclude(name, layer)):
-            made[id(layer)] = _tuned(layer, configuration)
+            input = None
+            if activation_ratio is not None and isinstance(layer, _FLOATING_INPUT):
+                device = next(layer.parameters()).device
+                input = InputQuantizer(bits, activation_ratio, torch.bfloat16).to(device)
+            made[id(layer)] = TunedLayer(layer, configuration.weight_quantizer, input).train(layer.training)
         return made.get(id(layer), layer)
 
     root = replaced(model, new)
     if not made:
         raise FewbitError("the model has no Linear, convolution, Embedding or LSTM to quantize")
     return root
-
-
-def _tuned(layer: nn.Module, configuration: Configuration) -> TunedLayer:
-    ratio = configuration.activation_ratio
-    takes = ratio is not None and isinstance(layer, _FLOATING_INPUT)
-    input = InputQuantizer(configuration.bits, ratio, torch.bfloat16) if takes and ratio is not None else None
-    tuned = TunedLayer(layer, configuration.weight_quantizer, input)
-    tuned.train(layer.training)
-    weight = next(layer.parameters())
-    if input is not None:
-        input.to(weight.device)
-    return tuned
 
 
 @torch.no_grad()

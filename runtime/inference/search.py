@@ -117,7 +117,12 @@ def search(
     if not configurations:
         raise FewbitError("search needs at least one number of bits and one ratio")
     batches = list(batches)
-    pending = sorted((_sized(model, c) for c in configurations), key=lambda row: row.size)
+    pending: list[Candidate] = []
+    for c in configurations:
+        layers = [layer for layer in _quantized(model, c).modules() if isinstance(layer, TunedLayer)]
+        codes = [layer.codes(name) for layer in layers for name in layer.names]
+        pending.append(Candidate(c, sum(each.nbytes for each in codes), sum(each.form.numel for each in codes), None))
+    pending.sort(key=lambda row: row.size)
     rows: list[Candidate] = []
     for row in pending:
         done = not exhaustive and SearchResult(tuple(rows), accuracy).best is not None
@@ -127,12 +132,6 @@ def search(
 
 def _quantized(model: nn.Module, c: Configuration) -> nn.Module:
     return quantize(copy.deepcopy(model), c.bits, c.weight_ratio, c.activation_ratio)
-
-
-def _sized(model: nn.Module, configuration: Configuration) -> Candidate:
-    layers = [layer for layer in _quantized(model, configuration).modules() if isinstance(layer, TunedLayer)]
-    codes = [layer.codes(name) for layer in layers for name in layer.names]
-    return Candidate(configuration, sum(c.nbytes for c in codes), sum(c.form.numel for c in codes), None)
 
 
 def _measured(

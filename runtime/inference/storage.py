@@ -21,8 +21,7 @@ from ..quantizers import Outlier, OutlierCompressed
 from ..tensors.spec import TensorSpec
 from ..tensors.traits import DTYPES, name_of
 from .activations import InputQuantizer
-from .calls import weights_of
-from .layers import PARTS, PackedLayer, PackedTensor
+from .layers import PARTS, PackedLayer, weights_of
 from .post_training import replaced
 
 _FORMAT = "fewbit-vquant-1"
@@ -144,34 +143,22 @@ def _check_fit(own: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         lacking, unknown = own.keys() - tensors.keys(), tensors.keys() - own.keys()
         raise FewbitError(f"it lacks {shown(min(lacking))}" if lacking else f"it has an unknown {shown(min(unknown))}")
     for name, tensor in tensors.items():
-        there, here = _kind_text(tensor), _kind_text(own[name])
+        kinds = ("floating-point" if t.is_floating_point() else name_of(t.dtype) for t in (tensor, own[name]))
+        there, here = (f"{kind} {tuple(t.shape)}" for kind, t in zip(kinds, (tensor, own[name]), strict=True))
         if there != here:
             raise FewbitError(f"{shown(name)} is {here} in the model, {there} in the file")
 
 
-def _kind_text(tensor: Tensor) -> str:
-    """Return the text of a tensor's kind of dtype and shape."""
-    kind = "floating-point" if tensor.is_floating_point() else name_of(tensor.dtype)
-    return f"{kind} {tuple(tensor.shape)}"
-
-
 def _metadata(layer: PackedLayer) -> dict[str, Any]:
-    """Return the metadata of a packed layer."""
-    q = layer.input
-    return {
-        "weights": {name: _weight(packed) for name, packed in layer.tensors()},
-        "input": None if q is None else {"bits": q.bits, "ratio": q.ratio, "dtype": name_of(q.value_dtype)},
-    }
-
-
-def _weight(packed: PackedTensor) -> dict[str, Any]:
-    q = packed.quantizer
-    values = None if q.value_dtype is None else name_of(q.value_dtype)
-    return {
-        "shape": list(packed.shape),
-        "dtype": name_of(packed.dtype),
-        "quantizer": {"bits": q.bits, "ratio": q.ratio, "value_dtype": values},
-    }
+    """Return the metadata of a packed layer, which `_built` reads."""
+    weights, q = dict[str, Any](), layer.input
+    for name, packed in layer.tensors():
+        own = packed.quantizer
+        values = None if own.value_dtype is None else name_of(own.value_dtype)
+        quantizer = {"bits": own.bits, "ratio": own.ratio, "value_dtype": values}
+        weights[name] = {"shape": list(packed.shape), "dtype": name_of(packed.dtype), "quantizer": quantizer}
+    input = None if q is None else {"bits": q.bits, "ratio": q.ratio, "dtype": name_of(q.value_dtype)}
+    return {"weights": weights, "input": input}
 
 
 def _built(layer: nn.Module, metadata: Any, tensors: dict[str, Tensor], prefix: str) -> PackedLayer:
@@ -189,7 +176,7 @@ def _built(layer: nn.Module, metadata: Any, tensors: dict[str, Tensor], prefix: 
 
 
 def _codes(weight: Tensor, metadata: Any, tensors: dict[str, Tensor], prefix: str) -> OutlierCompressed:
-    """Return the codes of a layer's `weight` from the metadata that `_weight` returned."""
+    """Return the codes of a layer's `weight` from its metadata."""
     shape, dtype, quantizer = _fields(prefix, metadata, "shape", "dtype", "quantizer")
     bits, ratio, values = _fields(f"{prefix}quantizer", quantizer, "bits", "ratio", "value_dtype")
     if not isinstance(shape, list) or not all(type(size) is int for size in shape) or tuple(shape) != weight.shape:

@@ -12,21 +12,11 @@ from ..allocation.annealing import ActivationAnnealing
 from ..convert.vquant import ValueAware, torch_again, value_aware
 from ..layers.outlier_saver import OutlierSaver
 from ..layers.value_aware_relu import ValueAwareReLU
-from . import (
-    Candidate,
-    Configuration,
-    InputQuantizer,
-    PackedLayer,
-    PackedTensor,
-    SearchResult,
-    TunedLayer,
-    calibrate,
-    load,
-    pack,
-    quantize,
-    save,
-    search,
-)
+from .activations import InputQuantizer
+from .layers import PackedLayer, PackedTensor, TunedLayer
+from .post_training import Configuration, calibrate, pack, quantize
+from .search import Candidate, SearchResult, search
+from .storage import load, save
 
 __all__ = [
     "ActivationAnnealing",

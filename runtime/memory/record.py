@@ -21,6 +21,7 @@ import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import cast
@@ -34,9 +35,100 @@ from torch.utils._pytree import tree_leaves
 
 from ..layers.rebuilding import Hooks
 from ..layers.saver import take_apart
-from .saved import Profile, Saved
-from .storages import identity_of, parts_of
-from .values import values_for
+from .listing import FIELDS, Field, Sort, check_fields, listing, share
+from .values import identity_of, parts_of, values_for
+
+
+@dataclass(frozen=True)
+class Saved:
+    """One storage that an op saves for the backward pass.
+
+    Attributes:
+        module: qualified name of the innermost module whose forward saved it; "" for the model itself.
+        kind: class name of that module.
+        op: the op that saved it, by the name of its function (gelu, addmm, native_layer_norm); the class of a
+            `torch.autograd.Function`; "checkpoint" for the inputs of a checkpoint; "?" if unknown.
+        bytes: size of the storage, which may be larger than the tensor that was saved.
+        dtype: of the tensor that was saved.
+        line: file and line of the model's own code that called the op, "model.py:41"; "" if it has none.
+    """
+
+    module: str
+    kind: str
+    op: str
+    bytes: int
+    dtype: torch.dtype
+    line: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """All storages that one forward pass saves for backward. `str(profile)` is a table of them.
+
+    Attributes:
+        saved: each storage once, under the module and op that saved it first, in that order.
+        again: the same storages under the other ops that saved them too; these take no memory of their own, but
+            compressing the storage for one op frees nothing while another op saves it.
+    """
+
+    saved: tuple[Saved, ...]
+    again: tuple[Saved, ...] = ()
+
+    @property
+    def total(self) -> int:
+        """Total bytes."""
+        return sum(s.bytes for s in self.saved)
+
+    @property
+    def total_by_each(self) -> int:
+        """Bytes that would be saved if every op had its own copy."""
+        return sum(s.bytes for s in (*self.saved, *self.again))
+
+    def by(self, *fields: Field) -> dict[tuple[str, ...], int]:
+        """Return bytes for each combination of `fields` ("module", "kind", "op", "dtype"), in the order of saving.
+
+        Raises:
+            FewbitError: a field is not "module", "kind", "op" or "dtype".
+        """
+        check_fields(fields)
+        result: dict[tuple[str, ...], int] = {}
+        for s in self.saved:
+            values = [getattr(s, field) for field in fields]
+            key = tuple(value if isinstance(value, str) else str(value).removeprefix("torch.") for value in values)
+            result[key] = result.get(key, 0) + s.bytes
+        return result
+
+    def by_module(self) -> dict[str, int]:
+        """Return bytes for each module that saved anything, in order."""
+        return {module: size for (module,), size in self.by("module").items()}
+
+    def by_op(self) -> dict[str, int]:
+        """Return bytes for each op that saved anything, in order."""
+        return {op: size for (op,), size in self.by("op").items()}
+
+    def of_kind(self, kind: str) -> int:
+        """Return the bytes that modules of the class name `kind` saved."""
+        return sum(s.bytes for s in self.saved if s.kind == kind)
+
+    def table(self, *fields: Field, sort: Sort = "order", limit: int | None = None) -> str:
+        """Return rows of `fields` (all four if none is named) with their bytes and share, and the total below.
+
+        Args:
+            fields: the columns; storages that agree in all of them make one row.
+            sort: "order" of saving, "bytes" (largest first) or "name" (by the fields).
+            limit: most rows to show; the rest is summed up in one row.
+
+        Raises:
+            FewbitError: `sort` or a field is not one of the values above, or `limit` is below 1.
+        """
+        rows = {key: (size,) for key, size in self.by(*(fields or FIELDS)).items()}
+        return listing(rows, fields or FIELDS, ("bytes", "share"), lambda row, all: share(*row, *all), sort, limit)
+
+    def __str__(self) -> str:
+        return self.table()
+
+
+# ---- recording -------------------------------------------------------------------------------------------------------
 
 
 class _Token:
@@ -51,7 +143,11 @@ class _Token:
         self._opaque = None if _tensors_of(held) else tensor.detach()
         self.module = module
         self.number = next_number() - 1  # of the node that saves; see `Ops`
-        self.by_checkpoint = _called_from() == "torch.utils.checkpoint"
+        # The module that called the saving op tells checkpoints, whose inputs no op's node of the graph holds.
+        frame = sys._getframe(2)  # below: pack
+        while frame and frame.f_globals.get("__name__") == "torch.autograd.function":  # apply
+            frame = frame.f_back
+        self.by_checkpoint = frame is not None and frame.f_globals.get("__name__") == "torch.utils.checkpoint"
         self.line = _line()
 
     @property
@@ -64,17 +160,6 @@ def _tensors_of(held: object) -> list[Tensor]:
     tensors: list[Tensor] = []
     take_apart(held, tensors)
     return tensors
-
-
-def _called_from() -> str:
-    """Return the name of the Python module that called the saving op.
-
-    It identifies checkpoints, whose inputs are not held by an op's node of the graph.
-    """
-    frame = sys._getframe(3)  # below: _Token and pack
-    while frame and frame.f_globals.get("__name__") == "torch.autograd.function":  # apply
-        frame = frame.f_back
-    return frame.f_globals.get("__name__", "") if frame else ""
 
 
 def _line() -> str:
@@ -140,18 +225,13 @@ def profile_call(model: nn.Module, call: Callable[[], object], *, inputs: object
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda token: outer.unpack(token.held)):
             result = call()
         kept = [token for token in (reference() for reference in tokens) if token is not None]
-        ops = _ops_of(kept, result, start)
-        return _count(model, kept, ops)
-
-
-def _ops_of(kept: list[_Token], result: object, start: int) -> list[str]:
-    """Return the op that saved each token, from the graph of `result`, or else from all living tensors."""
-    for roots in (lambda: tree_leaves(result), gc.get_objects):
-        ops = Ops(roots(), start)
-        names = ["checkpoint" if token.by_checkpoint else ops.name_at(token.number) for token in kept]
-        if None not in names:
-            break
-    return [name or "?" for name in names]
+        names: list[str | None] = []
+        for roots in (lambda: tree_leaves(result), gc.get_objects):  # the graph of the result, or all living tensors
+            ops = Ops(roots(), start)
+            names = ["checkpoint" if token.by_checkpoint else ops.name_at(token.number) for token in kept]
+            if None not in names:
+                break
+        return _count(model, kept, [name or "?" for name in names])
 
 
 def _count(model: nn.Module, kept: list[_Token], ops: list[str]) -> Profile:

@@ -32,10 +32,8 @@ from ..convert.options import configs_of
 from ..convert.report import Report
 from ..convert.vquant import VQuant
 from ..memory.listing import Field, Sort, listing, share, size_text
-from ..memory.peak import Peak, peak_of_step
-from ..memory.record import profile
-from ..memory.saved import Profile
-from ..memory.timeline import Timeline, timeline_of_step
+from ..memory.peak import Peak, Timeline, peak_of_step, timeline_of_step
+from ..memory.record import Profile, profile
 from ..quantizers import PerGroup, Quantizer
 from ..saved.hooks import compress_saved_tensors
 from ..tensors.traits import is_abstract
@@ -165,7 +163,7 @@ def compare(
         print(fewbit.memory.compare(model, x, level="L2"))
     """
     options, call = _sorted_out(model, inputs, model_kwargs, keywords)
-    return next(_compared(model, call, [(options, saved)], functions, _steps(peak, timeline)))
+    return next(_compared(model, call, [(options, saved)], functions, peak, timeline))
 
 
 def compare_each(
@@ -185,7 +183,7 @@ def compare_each(
     numbers = [check_bits(b) for b in bits]
     options, call = _sorted_out(model, inputs, model_kwargs, keywords)
     methods = [({**options, "bits": b}, None) for b in numbers]
-    return list(_compared(model, call, methods, functions, _steps(peak)))
+    return list(_compared(model, call, methods, functions, peak))
 
 
 def compare_methods(
@@ -203,7 +201,7 @@ def compare_methods(
         l2, hooks = compare_methods(model, x, methods=[({"level": "L2"}, None), ({}, PerGroup(bits=4))])
     """
     _, call = _sorted_out(model, inputs, model_kwargs, {})
-    yield from _compared(model, call, list(methods), functions, _steps(peak, timeline))
+    yield from _compared(model, call, list(methods), functions, peak, timeline)
 
 
 def method_text(options: Mapping[str, Any], saved: Quantizer | None = None) -> str:
@@ -218,11 +216,12 @@ def method_text(options: Mapping[str, Any], saved: Quantizer | None = None) -> s
     """
     given = {name: value for name, value in options.items() if value is not None and name not in _AS_GIVEN}
     bits = given.pop("bits", None)
-    words = [
-        name.replace("_", " ") if value is True else f"{name.replace('_', ' ')} {_in_words(value)}"
-        for name, value in given.items()
-        if value is not False and name != "methods"
-    ]
+    words = []
+    for name, value in given.items():
+        if value is not False and name != "methods":
+            is_map = isinstance(value, Mapping)
+            of_value = " ".join(f"{key}={part}" for key, part in value.items()) if is_map else value
+            words.append(name.replace("_", " ") + ("" if value is True else f" {of_value}"))
     words += [repr(config) for config in given.get("methods", ())]
     if bits is None and saved is None and not given:
         bits = DEFAULT_BITS
@@ -242,9 +241,6 @@ class _Call:
 
     inputs: tuple[object, ...]
     keywords: Mapping[str, Any]
-
-    def __call__(self, run: Callable[..., Any], model: nn.Module) -> Any:
-        return run(model, *self.inputs, **self.keywords)
 
     def is_abstract(self, model: nn.Module) -> bool:
         """Return whether a tensor of the call, or of `model`, has no values."""
@@ -282,7 +278,8 @@ def _compared(
     call: _Call,
     methods: Sequence[tuple[Mapping[str, Any], Quantizer | None]],
     functions: bool,
-    step: "_Step | None",
+    peak: bool,
+    timeline: bool = False,
 ) -> Iterator[Comparison]:
     """Measure the model unchanged, then yield its comparison with each method: options of `convert`, and hooks."""
     # Configs and hooks are made, and so checked, before anything runs.
@@ -292,43 +289,30 @@ def _compared(
     for make in chain(*hooks):
         make()
     twin = revert(twin_of(model))
-    before, step_before = _measured(twin, call, step, [])
+    before, peak_before, timeline_before = _measured(twin, call, peak, timeline, [])
     for (options, saved), config, outer in zip(methods, configs, hooks, strict=True):
         is_given = any(value is not None for value in options.values())
         report = Report(twin, (), ()) if saved is not None and not is_given else _convert(twin, options)
         twin = report.model  # another one, where the model itself is an activation
         around = [*outer, *([partial(few_bit, _activation_bits(config))] if functions else [])]
-        after, step_after = _measured(twin, call, step, around)
+        after, peak_after, timeline_after = _measured(twin, call, peak, timeline, around)
         notes = _notes(config, saved, call.is_abstract(twin))
         bits = options.get("bits")
         if bits is None and saved is None and not is_given:
             bits = DEFAULT_BITS
-        peaks = _peak(step_before), _peak(step_after)
-        timelines = _timeline(step_before), _timeline(step_after)
         twin = revert(twin)
+        peaks, timelines = (peak_before, peak_after), (timeline_before, timeline_after)
         yield Comparison(bits, before, after, report, method_text(options, saved), *peaks, notes, *timelines)
 
 
-# Measures both passes: `peak_of_step` or `timeline_of_step`.
-_Step = Callable[..., Peak | Timeline]
-
-
-def _steps(peak: bool, timeline: bool = False) -> _Step | None:
-    return None if not peak else timeline_of_step if timeline else peak_of_step
-
-
-def _peak(step: Peak | Timeline | None) -> Peak | None:
-    return step.peak if isinstance(step, Timeline) else step
-
-
-def _timeline(step: Peak | Timeline | None) -> Timeline | None:
-    return step if isinstance(step, Timeline) else None
-
-
 def _measured(
-    model: nn.Module, call: _Call, step: _Step | None, around: Sequence[Callable[[], AbstractContextManager[Any]]]
-) -> tuple[Profile, Peak | Timeline | None]:
-    """Return the profile and the step, within contexts made by `around`; the random state is preserved."""
+    model: nn.Module,
+    call: _Call,
+    peak: bool,
+    timeline: bool,
+    around: Sequence[Callable[[], AbstractContextManager[Any]]],
+) -> tuple[Profile, Peak | None, Timeline | None]:
+    """Return the profile, and of both passes the peak and the timeline, within contexts made by `around`."""
 
     def run(what: Callable[..., Any]) -> Any:
         with ExitStack() as stack:
@@ -336,9 +320,13 @@ def _measured(
                 stack.enter_context(torch.random.fork_rng(devices=[]))
             for make in around:
                 stack.enter_context(make())
-            return call(what, model)
+            return what(model, *call.inputs, **call.keywords)
 
-    return run(profile), run(step) if step else None
+    found = run(profile)
+    if peak and timeline:
+        step = run(timeline_of_step)
+        return found, step.peak, step
+    return found, run(peak_of_step) if peak else None, None
 
 
 def _convert(model: nn.Module, options: Mapping[str, Any]) -> Report:
@@ -408,9 +396,3 @@ def _summed_up(what: str, before: int, after: int, few: str) -> str:
 
 def _bits_text(bits: float) -> str:
     return f"{bits:g} bit{'' if bits == 1 else 's'}"
-
-
-def _in_words(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return " ".join(f"{key}={part}" for key, part in value.items())
-    return str(value)

@@ -1,7 +1,7 @@
 """What is known of a compiled step: its memory, as torch's allocator saw it, and the errors of what its graphs save.
 
 1  observe   the graphs, divided as the backend divides them, run op by op; what they save comes back rounded, value by
-             value, in repeated calls of the backward graphs (compiled_values.py)
+             value, in repeated calls of the backward graphs (compiled_run.py)
 2  compile   with the backend's own bits; the allocator's events of one step tell when each value's codes live, and its
              time beside that of torch's own compiler how long quantizers take in it (compiled_run.py)
 3  options   each value exactly or with 1 to 8 bits, which change the bytes of its codes and nothing else
@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 
 from ...tables import FewbitError
 from ..memory.allocator import Allocations
-from .compiled_run import CompiledRun, budget_runs, compile_step
-from .compiled_values import LEAST_OF_ROLES, Value, observe
+from .compiled_run import LEAST_OF_ROLES, CompiledRun, Value, budget_runs, compile_step, observe
 from .document import Choice
 from .errors import LEAST_BITS
 from .places import without_numbers
@@ -224,7 +223,7 @@ def _gradients(record: Allocations) -> NDArray[np.int64]:
     return gradients
 
 
-def _known(values: Sequence[Value], run: "CompiledRun", quantizers: Quantizers, seconds: float) -> CompiledKnown:
+def _known(values: Sequence[Value], run: CompiledRun, quantizers: Quantizers, seconds: float) -> CompiledKnown:
     """Return what a run tells of the memory of `values`."""
     record = run.record
     boundary = record.marks[0]
@@ -238,18 +237,18 @@ def _known(values: Sequence[Value], run: "CompiledRun", quantizers: Quantizers, 
     by_place: defaultdict[str, list[int]] = defaultdict(list)
     for i, value in enumerate(values):
         by_place[value.place].append(i)
-    together = tuple(_together([values[i] for i in own]) for own in by_place.values())
+    together: list[Value] = []  # the values of one place are one: an option for the place changes all of them
+    for equal in ([values[i] for i in own] for own in by_place.values()):
+        bits_of_all = [bits for bits in equal[0].sizes if all(bits in v.sizes for v in equal)]
+        sizes, noise, bias = (
+            {bits: sum(getattr(v, name)[bits] for v in equal) for bits in bits_of_all}
+            for name in ("sizes", "noise", "bias")
+        )
+        exact = sum(v.exact_bytes for v in equal)
+        together.append(replace(equal[0], exact_bytes=exact, sizes=sizes, noise=noise, bias=bias))
     lives = tuple(tuple(holds[i] for i in own) for own in by_place.values())
     base = _without(holds, record)
-    return CompiledKnown(together, lives, base, _gradients(record), boundary, quantizers, seconds)
-
-
-def _together(equal: Sequence[Value]) -> Value:
-    """Return the values of one place as one: an option for the place changes all of them."""
-    sizes = {bits: sum(v.sizes[bits] for v in equal) for bits in equal[0].sizes if all(bits in v.sizes for v in equal)}
-    noise = {bits: sum(v.noise[bits] for v in equal) for bits in sizes}
-    bias = {bits: sum(v.bias[bits] for v in equal) for bits in sizes}
-    return replace(equal[0], exact_bytes=sum(v.exact_bytes for v in equal), sizes=sizes, noise=noise, bias=bias)
+    return CompiledKnown(tuple(together), lives, base, _gradients(record), boundary, quantizers, seconds)
 
 
 def _quantizing(known: CompiledKnown) -> float:

@@ -13,11 +13,11 @@ from .compiled import CompiledKnown, know_compiled, know_hosted, other_ways
 from .compiled_run import compile_step
 from .document import Plan
 from .eager_planner import Planner
-from .known import Known, targets_by_way
-from .problem import ALL_GRAPHS, Limits
-from .recorder import trace
+from .known import Known
+from .problem import ALL_GRAPHS, Limits, NoPlanError, nearest_refusal
 from .seconds import Measured
-from .solver import NoPlanError, nearest_refusal
+from .trace import trace
+from .ways.steps import targets_by_way
 
 log = logging.getLogger("fewbit.plan")
 WORTH = 0.03  # of a step's time, by which times of the same step scatter
@@ -183,7 +183,7 @@ class CompiledPlanner(Planner):
         log.info("compiling the step by a plan")
         with self.changed(known.changes):
             run = compile_step(self.step, **plan.compile_options)
-        gradients = self.gradients(known)
+        gradients = self.parallel.gradients(known.gradients)
         copies = int(gradients[0] - known.gradients[0])
         peak = self.of_rank.fixed + max(run.record.peak + copies, int(gradients[-1]) + self.of_rank.update)
         workspace = plan.peak.workspace + peak - plan.peak.total

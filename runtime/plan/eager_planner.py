@@ -1,8 +1,8 @@
 """Plans a step: measures it, solves the problem, and says what the solution takes.
 
-1  trace     a step that saves nothing: memory at each moment, and the life of each saved tensor (recorder.py)
+1  trace     a step that saves nothing: memory at each moment, and the life of each saved tensor (trace.py)
 2  measure   what each way to save does to the gradient (ways/, errors.py), and what it takes of time (seconds.py)
-3  solve     one option for each tensor, within the memory at every moment (known.py, problem.py, solver.py)
+3  solve     one option for each tensor, within the memory at every moment (known.py, problem.py)
 4  once more by ways that change the whole step, where that plan is not exact (ways/): the loss in chunks, MLPs in tiles
 5  carry out tables, recomputed blocks and hooks (fitted.py)
 """
@@ -25,17 +25,34 @@ from ..tensors.traits import tensors_among
 from .compiled import CompiledKnown
 from .compiled_run import budget_runs
 from .document import Choice, PeakMemory, Plan, Point, Timeline, signature
-from .errors import Trial, errors_by_shape
-from .known import Known, Way, carry_out, known_by
-from .problem import AND, EXACT, RECOMPUTE, Hold, Limits, Option, Price, Problem, Solution
-from .recorder import trace
-from .roofline import Roofline, device_of
-from .seconds import Measured, Speeds
-from .solver import Effort, NoPlanError, TooLittleMemoryError, is_feasible, merge, nearest_refusal, solve, split
+from .errors import Trial, errors_by_shape, finite
+from .known import Known
+from .problem import (
+    AND,
+    EXACT,
+    RECOMPUTE,
+    Effort,
+    Hold,
+    Limits,
+    NoPlanError,
+    Option,
+    Price,
+    Problem,
+    Solution,
+    TooLittleMemoryError,
+    is_feasible,
+    merge,
+    nearest_refusal,
+    solve,
+    split,
+)
+from .seconds import Measured, Roofline, Speeds, device_of
 from .static import Parallel, Static
 from .step import Step
 from .structure import structure_aside
-from .ways import WAYS_OF_STEPS, WAYS_TO_SAVE
+from .trace import trace
+from .ways import WAYS_TO_SAVE
+from .ways.steps import WAYS_OF_STEPS, Way, carry_out, known_by
 
 # Options that the solver is given at once. Of more, those of runs of equal layers are merged, to about so many: a
 # problem of 1,500 takes some seconds, one of 300 a second, and its plans' price is about 2 % higher.
@@ -142,7 +159,7 @@ class Planner:
     def changed(self, changes: Sequence[Choice]) -> Iterator[None]:
         """Change the model by choices of ways within this block."""
         with structure_aside(self.step.model):
-            carry_out(WAYS_OF_STEPS, self.step.model, changes)
+            carry_out(self.step.model, changes)
             yield
 
     def beside_exact(self, plan: Plan, known: Known, plain: Known) -> Plan:
@@ -192,7 +209,7 @@ class Planner:
             trial = Trial(part.step)
             for way in ways:
                 for method, found in way.measure(step, traced, trial).items():
-                    errors[method] = {name: each.times(part.noise, part.bias) for name, each in found.items()}
+                    errors[method] = {name: e.times(part.noise, part.bias) for name, e in finite(found).items()}
         return Known(traced, ways, errors, speeds)
 
     def refuse_too_little(self, plain: Known) -> None:
@@ -298,10 +315,9 @@ class Planner:
             points.append(_point("checkpointing", problem, [*outermost, *rest]))
         if self.step.is_abstract or self.step.device.type == "meta":
             return points
-        exact = known.seconds if isinstance(known, CompiledKnown) else known.speeds.step
         for ratio, record, seconds in budget_runs(self.step, BUDGETS):
             name = "torch.compile" if ratio == 1 else f"torch's budget {ratio:g}"
-            points.append(Point(name, self.of_rank.fixed + record.peak, 0.0, seconds / exact))
+            points.append(Point(name, self.of_rank.fixed + record.peak, 0.0, seconds / problem.seconds))
         return points
 
     def within(self, known: Known | CompiledKnown, limits: Limits) -> Limits:
@@ -319,7 +335,7 @@ class Planner:
     def problem(self, known: Known | CompiledKnown) -> Problem:
         """Return the problem, whose last moment is the optimizer's step."""
         problem = known.problem(self.step, self.of_rank.fixed)
-        gradients = self.gradients(known)
+        gradients = self.parallel.gradients(known.gradients)
         base = problem.base - known.gradients + gradients
         base += self.parallel.workspace(len(base), known.backward)
         others, moment = self.parallel.in_flight - 1, known.backward
@@ -342,10 +358,6 @@ class Planner:
         """Memory of parameters and optimizer of one rank."""
         return self.parallel.static(self.static)
 
-    def gradients(self, known: Known | CompiledKnown) -> NDArray[np.int64]:
-        """Return the bytes of the parameters' gradients on one rank at each moment."""
-        return self.parallel.gradients(known.gradients)
-
     def document(self, known: Known | CompiledKnown, problem: Problem, solution: Solution, notes: list[str]) -> Plan:
         """Return the plan that a solution stands for."""
         exact = [o for o in problem.options if o.method == EXACT]
@@ -354,7 +366,7 @@ class Planner:
         choices = [*known.changes, *(choice for o in order for choice in _choices(o, exact_bytes))]
         usage = problem.usage(solution.chosen)
         at = int(np.argmax(usage))
-        gradients = self.gradients(known)
+        gradients = self.parallel.gradients(known.gradients)
         gradients = np.append(gradients, gradients[-1])
         moment = "in the optimizer's step" if at == len(usage) - 1 else known.moment(at)
         # Options may also spare what a step that saves nothing makes at that moment.
@@ -363,7 +375,7 @@ class Planner:
             *(self.of_rank.parameters, int(gradients[at]), self.of_rank.optimizer, saved),
             *(int(usage[at] - gradients[at]) - saved, moment),
         )
-        plan = Plan(
+        return Plan(
             signature(self.step.model),
             tuple(choices),
             peak,
@@ -374,11 +386,6 @@ class Planner:
             self.compiled,
             timeline_of(problem, solution.chosen, exact, gradients, known.backward),
             tuple(notes),
-        )
-        if not isinstance(known, CompiledKnown):
-            return plan
-        return replace(
-            plan,
             recompute=known.recompute,
             recompute_seconds=known.recompute_seconds,
             host_memory=known.host_memory,

@@ -203,7 +203,11 @@ class Trial:
                     halves.append(difference(self.gradient(draw), exact))
             if any(isinstance(method, GatedMLPs) for method in methods):  # of which alone `rounding` is asked
                 whole = difference(self.gradient(len(halves)), exact)
-        return Converted(names, self.scale, halves[0], halves[1], whole)
+        both = [x + y for x, y in zip(*halves, strict=True)]
+        squares, rounding = noise_and_bias_of(*halves), 0.0
+        if whole is not None:
+            rounding = max(0.0, (product(both, both) + product(whole, whole)) / 2 - product(both, whole))
+        return Converted(names, *(square / self.scale / max(1, len(names)) for square in (*squares, rounding)))
 
     def gradient(self, draw: int) -> list[Tensor]:
         """Return the gradient; what is rounded at random is so otherwise in each draw."""
@@ -218,41 +222,18 @@ class Trial:
 
 @dataclass(frozen=True)
 class Converted:
-    """Errors of the gradient with some modules converted.
+    """What the conversion of some modules does to the gradient.
 
     Attributes:
         names: of the modules.
-        scale: the squared norm of the exact gradient.
-        one, two: with the modules converted for the first and the second half of the batch, rounded in two draws.
-        whole: for all of the batch, in a third draw.
+        noise, bias: the squared relative error of each of them that averages out over steps, and the rest.
+        rounding: the part of it that is another one in each draw; 0 where it is not measured.
     """
 
     names: list[str]
-    scale: float
-    one: list[Tensor]
-    two: list[Tensor]
-    whole: list[Tensor] | None
-
-    @property
-    def both(self) -> list[Tensor]:
-        """The error of the whole batch."""
-        return [x + y for x, y in zip(self.one, self.two, strict=True)]
-
-    @property
-    def noise_and_bias(self) -> tuple[float, float]:
-        """The squared relative error of each module that averages out over steps, and the rest."""
-        noise, bias = noise_and_bias_of(self.one, self.two)
-        return self._share(noise), self._share(bias)
-
-    @property
-    def rounding(self) -> float:
-        """The part of it that is another one in each draw."""
-        assert self.whole is not None
-        square = (product(self.both, self.both) + product(self.whole, self.whole)) / 2
-        return self._share(max(0.0, square - product(self.both, self.whole)))
-
-    def _share(self, square: float) -> float:
-        return square / self.scale / max(1, len(self.names))
+    noise: float
+    bias: float
+    rounding: float
 
 
 @contextmanager

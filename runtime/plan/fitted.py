@@ -24,18 +24,15 @@ from ..quantizers import PerGroup, Quantizer
 from ..saved.checkpoint import blocks_of, outermost_blocks
 from ..saved.forms import Exactly
 from .document import Choice, Plan
-from .known import carry_out
 from .places import OF_OUTPUT, Places, Policy, within
 from .problem import GATED, OF_STEPS, OUTPUT, RECOMPUTE, Limits
-from .step import elements_of, shapes_of, stretched, without_cache
+from .step import shapes_of, stretched, without_cache
 from .structure import Change, Structure, undo_changes
-from .ways import WAYS_OF_STEPS, WAYS_TO_SAVE
-from .ways.float8 import operands_of
-from .ways.tensors import quantizer_of
+from .ways import WAYS_TO_SAVE
+from .ways.steps import carry_out
+from .ways.tensors import operands_of, quantizer_of
 
 Again = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Plan], Plan]
-
-
 OUTSIDE = ""  # stands for what is saved outside of all layers
 
 
@@ -133,7 +130,7 @@ class Fitted:
 
     def _use(self, plan: Plan) -> None:
         # Ways to compute a step round nothing, and stay in layers that are exact.
-        carry_out(WAYS_OF_STEPS, self.model, plan.choices)
+        carry_out(self.model, plan.choices)
         if plan.compiled:
             options, bits = plan.compile_options, plan.compile_options["bits"]
             if self.exact.names:
@@ -266,7 +263,8 @@ class _Refreshing:
         if self.planning or not torch.is_grad_enabled():
             return
         self.steps += 1
-        self.largest = max(self.largest, shapes_of((inputs, keywords)), key=elements_of)
+        of_batches = self.largest, shapes_of((inputs, keywords))
+        self.largest = max(of_batches, key=lambda shapes: sum(shape.numel() for shape in shapes))
         if self.steps % self.every:
             return
         self.planning, self.left = True, self.left - 1

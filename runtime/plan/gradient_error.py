@@ -24,7 +24,7 @@ and not where its values do.
 import gc
 import weakref
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from math import isfinite
@@ -48,13 +48,12 @@ from .errors import (
     alike,
     difference,
     errors_of_each,
-    finite,
     noise_and_bias_of,
     product,
     together,
     total,
 )
-from .places import Places, Policy
+from .places import ByCall, Places, Policy, without_numbers
 from .step import Step
 from .trace import Attention
 
@@ -71,45 +70,40 @@ def measure_errors(step: Step, kinds: Mapping[str, str]) -> tuple[dict[str, Erro
         kinds: of each place; places of equal kind, of equal layers, are measured together.
     """
     with step.apart():
-        prober = _Prober()
-        with Places(step.model, prober):
-            loss, output = step.forward()
-        del output
-        parameters = step.parameters
+        gradient = _Gradient(step)
         modules, names = dict(step.model.named_modules()), {id(p): name for name, p in step.model.named_parameters()}
-        owners = [names[id(p)].rpartition(".")[0] for p in parameters]
-        gradient = _Gradient(loss, parameters, prober)
-        exact = gradient.of(())
-        scale = sum(sum_of_squares(g) for g in exact) or 1.0
+        owners = [names[id(p)].rpartition(".")[0] for p in step.parameters]
+        scale = sum(sum_of_squares(g) for g in gradient.exact) or 1.0
         if not isfinite(scale):
             raise FewbitError("the gradient of this step is not finite, so what rounding does to it cannot be measured")
-        probes = prober.living()
-        result: dict[str, Errors] = {}
-        rotated: dict[str, Errors] = {}
+        probes = gradient.prober.living()
+        result, rotated, outliers = dict[str, Errors](), dict[str, Errors](), dict[str, Errors]()
         # What serves the gradients of the weights of linear layers alone errs in these alone.
         of_linear = [probe for probe in probes if probe.function in LINEAR]
         local = [p for p in of_linear if all(isinstance(modules.get(user), _LINEAR) for user in p.users)]
         for found, turned in ((result, False), (rotated, True)) if local else ():
             first = gradient.of(local, turned=turned)
             of_module: defaultdict[str, float] = defaultdict(float)
-            for owner, g, h in zip(owners, exact, first, strict=True):
+            for owner, g, h in zip(owners, gradient.exact, first, strict=True):
                 of_module[owner] += sum_of_squares(h - g) / scale
             for probe in local:
                 noise = sum(of_module[user] for user in probe.users)
-                found[probe.place] = probe.errors_turned(noise) if turned else probe.errors(noise, 0.0)
+                turns = _variances(probe.x, Rotated, (*ROTATED_BITS, PROBE)) if turned else None  # without bias
+                found[probe.place] = probe.errors(noise, 0.0, turns)
         rest = [p for p in probes if p.place not in result]
         for equal in alike(rest, lambda probe: kinds.get(probe.place, probe.place)):
-            for probe, (noise, bias) in errors_of_each(equal, partial(gradient.wrong, exact), scale):
+            for probe, (noise, bias) in errors_of_each(equal, gradient.wrong, scale):
                 result[probe.place] = probe.errors(noise, bias)
         served = [probe for probe in probes if _serves(probe)]
-        outliers: dict[str, Errors] = {}
         for segment in together(served, lambda probe: kinds.get(probe.place, probe.place)):
-            noise, bias = gradient.errors_of_halves(segment, exact)
+            # Rounded to the nearest level, one half of each tensor at a time.
+            share = 1 / (product(gradient.exact, gradient.exact) or 1.0) / len(segment)
+            noise, bias = noise_and_bias_of(*(gradient.wrong(segment, half) for half in range(2)))
             for probe in segment:
-                outliers[probe.place] = _scaled(noise, bias, outliers_variances(probe.x))
-        del loss, gradient, served
+                outliers[probe.place] = probe.errors(noise * share, bias * share, _variances(probe.x, outliers_of))
+        del gradient, served
     gc.collect()
-    return finite(result), finite(outliers), finite(rotated)
+    return result, outliers, rotated
 
 
 def measure_attentions(step: Step, attentions: Iterable[Attention]) -> dict[str, Errors]:
@@ -119,45 +113,42 @@ def measure_attentions(step: Step, attentions: Iterable[Attention]) -> dict[str,
         step: on real tensors.
         attentions: of the step; those of equal operands are measured together, in `SEGMENTS`.
     """
-    kinds = {a.name: a.kind for a in attentions}
+    kinds = {a.name: f"{without_numbers(a.name)} {a.operands}" for a in attentions}  # equal of equal layers
     result: dict[str, Errors] = {}
     if not kinds:
         return result
     with step.apart():
-        prober = _Prober(again=True)
-        with Places(step.model, prober):
-            loss, output = step.forward()
-        del output
-        gradient = _Gradient(loss, step.parameters, prober)
-        exact = gradient.of(())
-        scale = product(exact, exact) or 1.0
+        gradient = _Gradient(step, again=True)
         probes: defaultdict[str, list[_Probe]] = defaultdict(list)
-        for probe in prober.living():
+        for probe in gradient.prober.living():
             probes[probe.place.rpartition("-")[0]].append(probe)  # of its operands, and of its output
-        wrong = partial(_wrong_of_attentions, gradient, exact, probes)
+
+        def wrong(names: Sequence[str], gradient: _Gradient = gradient) -> list[Tensor]:
+            return gradient.wrong([probe for name in names for probe in probes[name]])
+
         for equal in alike([name for name in kinds if name in probes], kinds.__getitem__):
-            for name, (noise, bias) in errors_of_each(equal, wrong, scale):
+            for name, (noise, bias) in errors_of_each(equal, wrong, product(gradient.exact, gradient.exact) or 1.0):
                 own = probes[name]
                 result[name] = total([probe.errors(noise / len(own), bias / len(own)) for probe in own])
-        del loss, gradient, wrong
+        del gradient, wrong
     gc.collect()
-    return finite(result)
+    return result
 
 
-def _wrong_of_attentions(
-    gradient: "_Gradient", exact: Sequence[Tensor], probes: Mapping[str, Sequence["_Probe"]], names: Sequence[str]
-) -> list[Tensor]:
-    """Return the error of the gradient with the attentions of these names computed again from rounded tensors."""
-    return gradient.wrong(exact, [probe for name in names for probe in probes[name]])
-
-
-@dataclass
 class _Gradient:
-    """The gradient of a loss, as often as it is asked for."""
+    """The gradient of a step that has run once, exactly, as often as it is asked for.
 
-    loss: Tensor
-    parameters: list[nn.Parameter]
-    prober: "_Prober"
+    Args:
+        step: runs its forward pass.
+        again: whether attention is computed again, from query, key and value that may be rounded.
+    """
+
+    def __init__(self, step: Step, again: bool = False) -> None:
+        self.parameters, self.prober = step.parameters, _Prober(again)
+        with Places(step.model, self.prober):
+            self.loss, output = step.forward()
+        del output
+        self.exact = self.of(())
 
     def of(self, rounded: Collection["_Probe"], half: int | None = None, *, turned: bool = False) -> list[Tensor]:
         """Return the gradient with these tensors rounded; with one half of each, and its outliers exact, if given; or
@@ -167,15 +158,9 @@ class _Gradient:
         self.prober.rounded = set()
         return [torch.zeros_like(p) if g is None else g for p, g in zip(self.parameters, found, strict=True)]
 
-    def wrong(self, exact: Sequence[Tensor], rounded: Collection["_Probe"]) -> list[Tensor]:
+    def wrong(self, rounded: Collection["_Probe"], half: int | None = None) -> list[Tensor]:
         """Return the error of the gradient with these tensors rounded."""
-        return difference(self.of(rounded), exact)
-
-    def errors_of_halves(self, rounded: Collection["_Probe"], exact: Sequence[Tensor]) -> tuple[float, float]:
-        """Return the same for tensors that are rounded to the nearest level, with outliers."""
-        share = 1 / (product(exact, exact) or 1.0) / len(rounded)
-        noise, bias = noise_and_bias_of(*(difference(self.of(rounded, half), exact) for half in range(2)))
-        return noise * share, bias * share
+        return difference(self.of(rounded, half), self.exact)
 
 
 class _Probe:
@@ -183,7 +168,7 @@ class _Probe:
 
     nbytes = 0
 
-    def __init__(self, place: str, function: str, x: Tensor, quantizer: PerGroup, prober: "_Prober") -> None:
+    def __init__(self, place: str, function: str, prober: "_Prober", x: Tensor, quantizer: PerGroup) -> None:
         self.place, self.function, self.x = place, function, x
         self.quantizer, self.prober = quantizer, prober
         self.users = [place.rpartition(":")[0]]
@@ -203,21 +188,23 @@ class _Probe:
         parts = [(rounded, self.x), (self.x, rounded)][self.prober.half]
         return torch.cat([part.tensor_split([middle], dim)[i] for i, part in enumerate(parts)], dim)
 
-    def errors_turned(self, noise: float) -> Errors:
-        """Return the same for `ROTATED_BITS`, with groups that are turned, which have no bias."""
-        rows = _sample(self.x)
-        bits = (*ROTATED_BITS, PROBE)
-        return _scaled(noise, 0.0, {b: sum_of_squares(Rotated(b).compress(rows).decompress() - rows) for b in bits})
+    @property
+    def in_groups(self) -> dict[int, float]:
+        """The squared errors in groups, by bits."""
+        return _variances(self.x, partial(PerGroup, group_size=self.quantizer.group_size))
 
-    def errors(self, noise: float, bias: float) -> Errors:
-        """Return the errors for all numbers of bits of those at `PROBE` bits."""
-        return _scaled(noise, bias, quantization_variances(self.x, self.quantizer))
+    def errors(self, noise: float, bias: float, variances: Mapping[int, float] | None = None) -> Errors:
+        """Return the errors for all numbers of bits of those at `PROBE` bits, which are as the variances: by default
+        those in groups."""
+        variances = self.in_groups if variances is None else variances
+        share = {bits: v / variances[PROBE] if variances[PROBE] else 0.0 for bits, v in variances.items()}
+        return Errors(share, share).times(noise, bias)
 
 
-def _scaled(noise: float, bias: float, variances: Mapping[int, float]) -> Errors:
-    """Return the errors for all numbers of bits of those at `PROBE` bits, which are as the variances."""
-    share = {bits: v / variances[PROBE] if variances[PROBE] else 0.0 for bits, v in variances.items()}
-    return Errors({bits: noise * s for bits, s in share.items()}, {bits: bias * s for bits, s in share.items()})
+def _variances(x: Tensor, quantizer: Callable[[int], Any], bits: Iterable[int] = BITS) -> dict[int, float]:
+    """Return the sum of squared errors of `x`, or of its first elements, quantized with each number of bits."""
+    rows = x if x.numel() <= SAMPLE else x[: max(1, SAMPLE * len(x) // x.numel())]
+    return {b: sum_of_squares(quantizer(b).compress(rows).decompress() - rows) for b in bits}
 
 
 # ---- outliers --------------------------------------------------------------------------------------------------------
@@ -235,56 +222,21 @@ def outliers_bytes(elements: int, dtype: torch.dtype, bits: int) -> int:
     return outliers_of(bits).compress(torch.empty(elements, dtype=dtype, device="meta")).nbytes
 
 
-def outliers_variances(x: Tensor) -> dict[int, float]:
-    """Return the sum of squared errors of `x`, or of its first elements, with outliers and each number of bits."""
-    rows = _sample(x)
-    return {bits: sum_of_squares(outliers_of(bits).compress(rows).decompress() - rows) for bits in BITS}
-
-
 def _serves(probe: _Probe) -> bool:
     """Return whether outliers err less than half as much as groups that take more bytes, at `PROBE` bits.
 
     Half, for rounding to the nearest level errs less than at random, and has a bias.
     """
     own = outliers_bytes(probe.x.numel(), probe.x.dtype, PROBE)
-    groups = quantization_variances(probe.x, probe.quantizer)
     more = min((b for b in BITS if probe.x.numel() * (b + 0.125) / 8 >= own), default=max(BITS))
-    return outliers_variances(probe.x)[PROBE] < groups[more] / 2
-
-
-def _sample(x: Tensor) -> Tensor:
-    return x if x.numel() <= SAMPLE else x[: max(1, SAMPLE * len(x) // x.numel())]
-
-
-def quantization_variances(x: Tensor, quantizer: PerGroup) -> dict[int, float]:
-    """Return the sum of squared errors of `x`, or of its first elements, quantized with each number of bits."""
-    rows, size = _sample(x), quantizer.group_size
-    return {bits: sum_of_squares(PerGroup(bits, size).compress(rows).decompress() - rows) for bits in BITS}
-
-
-@dataclass(frozen=True)
-class _Probing:
-    """The quantizer of one tensor that is to be measured."""
-
-    prober: "_Prober"
-    place: str
-    function: str
-    quantizer: PerGroup
-
-    def within(self, features: int) -> "_Probing":
-        return _Probing(self.prober, self.place, self.function, self.quantizer.within(features))
-
-    def compress(self, x: Tensor) -> Compressed:
-        probe = _Probe(self.place, self.function, x.detach(), self.quantizer, self.prober)
-        self.prober.probes.append(weakref.ref(probe))
-        return probe
+    return _variances(probe.x, outliers_of)[PROBE] < probe.in_groups[more] / 2
 
 
 @dataclass(frozen=True)
 class _ProbingRows(Saver):
     """The saver of an attention's operands that are to be measured."""
 
-    probing: _Probing
+    probing: ByCall
 
     def compress(self, x: Tensor) -> Compressed:
         return self.probing.within(x.shape[-1]).compress(last_innermost(x))
@@ -310,12 +262,18 @@ class _Prober(Policy):
         """Return the tensors that the graph still needs, in the order of saving."""
         return [probe for probe in (reference() for reference in self.probes) if probe is not None]
 
-    def choose(self, place: str, x: Tensor, function: str) -> Any:
-        return _Probing(self, place, function, PerGroup(PROBE))
+    def choose(self, place: str, x: Tensor, function: str) -> ByCall:
+        return ByCall(partial(self.probe, place, function), PerGroup(PROBE))
+
+    def probe(self, place: str, function: str, x: Tensor, quantizer: PerGroup) -> Compressed:
+        """Return a tensor that is to be measured."""
+        probe = _Probe(place, function, self, x.detach(), quantizer)
+        self.probes.append(weakref.ref(probe))
+        return probe
 
     def share(self, compressed: Any, module: str) -> None:
         if isinstance(compressed, _Probe) and module not in compressed.users:
             compressed.users.append(module)
 
     def attend(self, attention: str, query: Tensor, key: Tensor, value: Tensor) -> Saver | None:
-        return _ProbingRows(_Probing(self, f"{attention}-", "", PerGroup(PROBE))) if self.again else None
+        return _ProbingRows(self.choose(f"{attention}-", query, "")) if self.again else None

@@ -12,7 +12,7 @@ import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -37,42 +37,47 @@ NEGLIGIBLE = 0.1
 EVERY, SAMPLE, GROWTH = 100, 4, 4.0
 
 
-class Guarded(Protocol):
-    """A model that trains with few bits, and what can be done for its layers."""
+class _Guarded:
+    """A model that trains with few bits, by a plan or by the options of the backend, and what can be done for it."""
 
     model: nn.Module
+    fitted: Fitted | None = None
 
     def exactly(self) -> AbstractContextManager[None]:
         """Train exactly within this block."""
-        ...
+        raise NotImplementedError
 
     def as_it_trains(self) -> AbstractContextManager[None]:
         """Train as the model does, without being counted, within this block."""
-        ...
-
-    def move_bits(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
-        """Let bits move to where they help now, within the memory; return whether anything changed."""
-        ...
-
-    def save_exactly(self, layers: Sequence[str]) -> None:
-        """Round nothing in these layers, and in no others."""
-        ...
+        return nullcontext()
 
     def surround(self, guard: "Guard") -> None:
         """Let the guard see each call of the model."""
-        ...
+        raise NotImplementedError
 
     def remove(self) -> None:
         """Let it see none."""
-        ...
+        raise NotImplementedError
 
-    def plan(self) -> Plan | None:
-        """Return the plan in force, if there is one."""
-        ...
+    def move_bits(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
+        """Let bits move to where they help now, within the memory; return whether anything changed."""
+        if self.fitted is None:
+            return False  # its bits are those of the options
+        before = self.fitted.plan.choices
+        self.fitted.plan_again(inputs, keywords)
+        one, other = ({c.target: (c.method, c.bits) for c in each} for each in (before, self.fitted.plan.choices))
+        return one != other
+
+    def save_exactly(self, layers: Sequence[str]) -> None:
+        """Round nothing in these layers, and in no others."""
+        assert self.fitted is not None
+        self.fitted.save_exactly(layers)
 
     def use(self, plan: Plan) -> None:
         """Train by another plan."""
-        ...
+        if self.fitted is None:
+            raise FewbitError("the state is that of a plan, and this model is compiled without one")
+        self.fitted.use(plan)
 
 
 class Guard:
@@ -91,7 +96,7 @@ class Guard:
     sample: int
     growth: float
 
-    def __init__(self, guarded: Guarded, loss: Loss | None, every: int, sample: int, growth: float) -> None:
+    def __init__(self, guarded: _Guarded, loss: Loss | None, every: int, sample: int, growth: float) -> None:
         check_integer("every", every, 1)
         check_integer("sample", sample, 1)
         if isinstance(growth, bool) or not isinstance(growth, int | float) or not growth > 1:
@@ -153,7 +158,7 @@ class Guard:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint needs: steps, exact layers, errors, and the plan in force as the text of a file."""
-        plan = self._guarded.plan()
+        fitted = self._guarded.fitted
         return {
             "steps": self._steps,
             "next": self._next,
@@ -161,7 +166,7 @@ class Guard:
             "errors": dict(self.errors),
             "first": dict(self._first),
             "events": list(self.events),
-            "plan": None if plan is None else plan.to_text(),
+            "plan": None if fitted is None else fitted.plan.to_text(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -214,7 +219,8 @@ class Guard:
 
     def _measured(self, step: Step, layers: Sequence[str]) -> dict[str, float]:
         """Return the relative error of the gradient of each layer, the largest of all ranks."""
-        owned = [_trained(step.model.get_submodule(name)) for name in layers]
+        modules = map(step.model.get_submodule, layers)
+        owned = [[p for p in module.parameters() if p.requires_grad] for module in modules]
         parameters = [p for own in owned for p in own]
         # What an exact step saves waits in host memory, beside a plan that fills the device.
         aside = nullcontext() if step.device.type == "cpu" else torch.autograd.graph.save_on_cpu()
@@ -231,10 +237,6 @@ class Guard:
             dist.all_reduce(of_ranks, dist.ReduceOp.MAX)
             errors = of_ranks.tolist()
         return dict(zip(layers, errors, strict=True))
-
-
-def _trained(layer: nn.Module) -> list[nn.Parameter]:
-    return [p for p in layer.parameters() if p.requires_grad]
 
 
 def _gradients(step: Step, parameters: Sequence[nn.Parameter]) -> list[Tensor | None]:
@@ -258,38 +260,16 @@ def _error(exact: Sequence[Tensor | None], few: Sequence[Tensor | None]) -> floa
 # ---- what is guarded -------------------------------------------------------------------------------------------------
 
 
-class _Planned:
-    """What can be done for a model that trains by a plan, eager or compiled."""
-
-    fitted: Fitted
-
-    def move_bits(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
-        before = self.fitted.plan.choices
-        self.fitted.plan_again(inputs, keywords)
-        return _kinds(before) != _kinds(self.fitted.plan.choices)
-
-    def save_exactly(self, layers: Sequence[str]) -> None:
-        self.fitted.save_exactly(layers)
-
-    def plan(self) -> Plan | None:
-        return self.fitted.plan
-
-    def use(self, plan: Plan) -> None:
-        self.fitted.use(plan)
-
-
-class _Fit(_Planned):
-    """A model that trains by a plan."""
+class _Fit(_Guarded):
+    """A model that trains by a plan, and is not compiled."""
 
     def __init__(self, fitted: Fitted) -> None:
         self.fitted, self.model = fitted, fitted.model
         self._hook: Any = None
 
     def exactly(self) -> AbstractContextManager[None]:
+        assert self.fitted is not None
         return self.fitted.paused()
-
-    def as_it_trains(self) -> AbstractContextManager[None]:
-        return nullcontext()
 
     def surround(self, guard: Guard) -> None:
         self._hook = self.model.register_forward_pre_hook(guard.called, prepend=True, with_kwargs=True)
@@ -298,19 +278,16 @@ class _Fit(_Planned):
         self._hook.remove()
 
 
-def _kinds(choices: Iterable[Any]) -> dict[str, tuple[str, int | None]]:
-    return {choice.target: (choice.method, choice.bits) for choice in choices}
+class _Compiled(_Guarded):
+    """A model that is compiled with the backend fewbit: by a plan, or by options, and layers can be left out of it."""
 
-
-class _Compiled:
-    """A model that is compiled with the backend fewbit, whose layers can be left out of it."""
-
-    def __init__(self, model: nn.Module, options: Mapping[str, Any]) -> None:
-        self.model, self.options = model, dict(options)
-        self._before = model._compiled_call_impl
+    def __init__(self, model: nn.Module, options: Mapping[str, Any], fitted: Fitted | None = None) -> None:
+        self.model, self.options, self.fitted = model, dict(options), fitted
+        self._compiled: Any = model._compiled_call_impl
         self._twin: Any = None
         self._guard: Guard | None = None
-        self._compile(())
+        if fitted is None:
+            self.save_exactly(())
 
     def exactly(self) -> AbstractContextManager[None]:
         # By the same compiler, whose random numbers are not those of eager torch.
@@ -322,13 +299,9 @@ class _Compiled:
     def as_it_trains(self) -> AbstractContextManager[None]:
         return self._calling(self._compiled)
 
-    def move_bits(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
-        return False  # its bits are those of the options
-
-    def save_exactly(self, layers: Sequence[str]) -> None:
-        self._compile(layers)
-
     def surround(self, guard: Guard) -> None:
+        if self.fitted is not None:  # which compiles the model anew by each plan
+            self._compiled = self.model._compiled_call_impl
         self._guard = guard
         self._put(self._call)
 
@@ -337,13 +310,10 @@ class _Compiled:
             self._guard = None
             self._put(self._compiled)
 
-    def plan(self) -> Plan | None:
-        return None
-
-    def use(self, plan: Plan) -> None:
-        raise FewbitError("the state is that of a plan, and this model is compiled without one")
-
-    def _compile(self, layers: Sequence[str]) -> None:
+    def save_exactly(self, layers: Sequence[str]) -> None:
+        if self.fitted is not None:
+            super().save_exactly(layers)
+            return
         keep = (*self.options.get("keep", ()), *(name for name in layers if name != OUTSIDE))
         options = {**self.options, "keep": keep, **({"bits": None} if OUTSIDE in layers else {})}
         self._compiled = torch.compile(self.model._call_impl, backend="fewbit", options=options)
@@ -367,23 +337,10 @@ class _Compiled:
             self._put(before)
 
 
-class _CompiledFit(_Planned, _Compiled):
-    """A model that is compiled by a plan."""
-
-    def __init__(self, fitted: Fitted) -> None:
-        self.fitted, self.model = fitted, fitted.model
-        self._twin, self._guard = None, None
-        self._compiled = self.model._compiled_call_impl
-
-    def surround(self, guard: Guard) -> None:
-        self._compiled = self.model._compiled_call_impl
-        super().surround(guard)
-
-
 def guard_fit(fitted: Fitted, loss: Loss | None, every: int) -> Guard:
     """Return the guard of a model that trains by a plan."""
-    kind = _CompiledFit if fitted.plan.compiled else _Fit
-    return Guard(kind(fitted), loss, every, SAMPLE, GROWTH)
+    guarded = _Compiled(fitted.model, {}, fitted) if fitted.plan.compiled else _Fit(fitted)
+    return Guard(guarded, loss, every, SAMPLE, GROWTH)
 
 
 def guard(

@@ -2,15 +2,18 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
+
+import numpy as np
 
 from ...tables import FewbitError
 from .document import Choice, Plan
 from .eager_planner import Planner
-from .known import Known, choices_of_batch
-from .recorder import trace
+from .known import Known
+from .problem import Hold
 from .seconds import Scaled
-from .trace import Trace, scaled
-from .ways import WAYS_OF_STEPS
+from .trace import Attention, Given, Trace, Traced, trace
+from .ways.steps import choices_of_batch
 
 MOST_SAMPLES = 1 << 24  # above which a step is said not to grow with its batch
 
@@ -37,7 +40,7 @@ def plan_largest(planner: Planner) -> Plan:
         if not known.changes:
             return alone.beside_exact(alone.solved(traced(count)), traced(count), traced(count))
         exactly = replace(plain, trace=_trace_of(planner, count, ()), speeds=Scaled(plain.speeds, count / samples))
-        own = choices_of_batch(WAYS_OF_STEPS, planner.step.model, known.changes, exactly.trace, traced(count).trace)
+        own = choices_of_batch(planner.step.model, known.changes, exactly.trace, traced(count).trace)
         found = replace(traced(count), changes=tuple(own))
         return alone.beside_exact(alone.solved(found), found, exactly)
 
@@ -99,6 +102,48 @@ def _expected(planner: Planner, known: Known, double: Trace, samples: int) -> in
         return planner.is_feasible(scaled_to(count))
 
     return max(2 * samples, largest_by_trial(fits, 2 * samples))
+
+
+def scaled(one: Trace, double: Trace, factor: float) -> Trace:
+    """Return the trace of a batch that is `factor` times that of `one`, given that of twice the batch.
+
+    Raises:
+        FewbitError: the two steps differ in more than the sizes of their tensors.
+    """
+    same = len(one.base) == len(double.base) and [x.place for x in one.tensors] == [x.place for x in double.tensors]
+    if not same or len(one.kept) != len(double.kept):
+        raise FewbitError("a step of twice the batch allocates in another order, so the largest batch is not known")
+
+    def line(a: Any, b: Any) -> Any:
+        return a + (b - a) * (factor - 1)
+
+    def hold(a: Hold, b: Hold) -> Hold:
+        return Hold(a.start, a.end, max(0, int(line(a.nbytes, b.nbytes))))
+
+    def shape(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(max(1, round(line(m, n))) for m, n in zip(a, b, strict=True))
+
+    def tensor(a: Traced, b: Traced) -> Traced:
+        holds = {name: tuple(map(hold, getattr(a, name), getattr(b, name))) for name in ("exact", "restored")}
+        return replace(a, shape=shape(a.shape, b.shape), whole=a.whole and b.whole and hold(a.whole, b.whole), **holds)
+
+    def given(a: Given, b: Given) -> Given:
+        return replace(a, shape=shape(a.shape, b.shape), life=hold(a.life, b.life))
+
+    def attention(a: Attention, b: Attention) -> Attention:
+        shapes = ((shape(s, t), dtype) for (s, dtype), (t, _) in zip(a.operands, b.operands, strict=True))
+        return replace(a, operands=tuple(shapes), statistics=tuple(map(hold, a.statistics, b.statistics)))
+
+    return replace(
+        one,
+        tensors=tuple(map(tensor, one.tensors, double.tensors)),
+        attentions=tuple(map(attention, one.attentions, double.attentions)),
+        base=line(one.base, double.base).astype(np.int64),
+        kept=tuple(replace(a, life=hold(a.life, b.life)) for a, b in zip(one.kept, double.kept, strict=True)),
+        inputs={m: tuple(map(given, own, double.inputs[m])) for m, own in one.inputs.items()},
+        gradients=line(one.gradients, double.gradients).astype(np.int64),
+        left=int(line(one.left, double.left)),
+    )
 
 
 def largest_by_trial(fits: Callable[[int], bool], guess: int = 1, tolerance: float = 0.0) -> int:

@@ -8,12 +8,12 @@ all that the module saves besides keeps its name.
 
 A plan is made in one step and carried out in others, so both must call a tensor by one name. `Places` surrounds the
 forward pass of a model with the hooks of `compress_saved_tensors` and passes each saved tensor, with its place, to a
-policy: one that measures (recorder.py, gradient_error.py) or one that carries out a plan (fitted.py).
+policy: one that measures (trace.py, gradient_error.py) or one that carries out a plan (fitted.py).
 """
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import get_ident
@@ -26,7 +26,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
 from ..layers.saver import Saver
-from ..quantizers import Compressed, Quantizer
+from ..quantizers import Compressed, PerGroup, Quantizer
 from ..saved.hooks import compress_by
 
 OF_OUTPUT = "-output"  # between the name of an attention that is computed again and the number of its output
@@ -40,6 +40,27 @@ def without_numbers(name: str) -> str:
 def within(module: str, other: str) -> bool:
     """Return whether a module is another, or a part of it, by their names."""
     return module == other or module.startswith(f"{other}.")
+
+
+@dataclass(frozen=True)
+class ByCall:
+    """A quantizer that saves a tensor as a call says, which is given a quantizer of groups besides.
+
+    Attributes:
+        call: returns what is saved of a tensor.
+        quantizer: of groups, within the rows that the tensor has.
+    """
+
+    call: Callable[[Tensor, PerGroup], Compressed]
+    quantizer: PerGroup
+
+    def within(self, features: int) -> "ByCall":
+        """Return the same for a tensor of rows of so many elements."""
+        return ByCall(self.call, self.quantizer.within(features))
+
+    def compress(self, x: Tensor) -> Compressed:
+        """Return what is saved of `x`."""
+        return self.call(x, self.quantizer)
 
 
 class Policy:

@@ -9,7 +9,7 @@ eager_planner.py has the steps; compiled_planner.py those of a compiled step, la
 
 import logging
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -35,7 +35,7 @@ from .fitted import Fitted, unfitted
 from .guard import EVERY, guard_fit
 from .largest_batch import plan_largest
 from .problem import RECOMPUTE, Limits, Price
-from .static import Shards, is_sharded_by_fsdp, parallel_of, static_bytes
+from .static import is_sharded_by_fsdp, parallel_of, static_bytes
 from .step import Loss, Step
 from .structure import structure_aside
 
@@ -105,7 +105,9 @@ def plan(
     """
     share = parse_share(memory)
     in_bytes = None if memory is None or share is not None else parse_size(memory)
-    limits = Limits(in_bytes, _positive("error", error), _time(time))
+    largest = _number(error, lambda value: value > 0, "error is a number above 0")
+    longest = _number(time, lambda value: value >= 1, "time is a number of at least 1, the time of an exact step")
+    limits = Limits(in_bytes, largest, longest)
     if limits == Limits() and share is None:
         raise FewbitError("give memory=, such as '16GiB', or error= or time=")
     if batch not in (None, "max"):
@@ -279,7 +281,7 @@ def _again(
     """Return the plan for another batch, and the memory of the plan before."""
     check_whole(model)
     kind = parallel_of(parallel, model)
-    if isinstance(kind, Shards):
+    if parallel is not None and parallel.startswith("fsdp"):
         raise FewbitError("a model that will be sharded is planned once, before")
     step, limits = Step(model, args, keywords, loss), Limits(**before.limits)  # pyright: ignore[reportArgumentType]
     if step.samples < before.batch:
@@ -291,13 +293,7 @@ def _again(
         return _agreed(planner(step, limits, price, static, None, recompute, parallel=kind).plan())
 
 
-def _positive(name: str, value: float | None) -> float | None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, Real) or not value > 0):
-        raise FewbitError(f"{name} is a number above 0, not {shown(value)}")
-    return None if value is None else float(value)
-
-
-def _time(value: float | None) -> float | None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, Real) or not value >= 1):
-        raise FewbitError(f"time is a number of at least 1, the time of an exact step, not {shown(value)}")
+def _number(value: float | None, is_right: Callable[[float], bool], accepted: str) -> float | None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, Real) or not is_right(value)):
+        raise FewbitError(f"{accepted}, not {shown(value)}")
     return None if value is None else float(value)

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from ...tables import FewbitError
 from ...tables.errors import shown
 from ...tables.names import nearest_hint
-from ..memory.storages import bytes_of
+from ..memory.values import bytes_of
 from ..saved.checkpoint import outermost_blocks
 
 
@@ -147,94 +147,35 @@ def _with_options(updates: Updates | None, group: dict[str, object], name: str) 
 
 @dataclass(frozen=True)
 class Parallel:
-    """Kind of parallelism: here one process."""
+    """What several processes change of a step; one process without others changes nothing.
 
-    @property
-    def in_flight(self) -> int:
-        """Batches whose forward pass has run and whose backward pass has not, at most."""
-        return 1
+    Attributes:
+        ranks: that share parameters, gradients and the optimizer's state.
+        in_flight: batches whose forward pass has run and whose backward pass has not, at most.
+        buckets: bytes in which the gradients are held once more.
+        gathered: bytes that are there besides, throughout.
+        added: bytes that are there besides in the backward pass.
+    """
+
+    ranks: int = 1
+    in_flight: int = 1
+    buckets: int = 0
+    gathered: int = 0
+    added: int = 0
 
     def static(self, static: Static) -> Static:
-        """Return what is there in every step, of what one process without others has."""
-        return static
-
-    def gradients(self, gradients: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the bytes of the parameters' gradients, and of copies, at each moment."""
-        return gradients
-
-    def workspace(self, moments: int, backward: int) -> NDArray[np.int64]:
-        """Return the bytes besides at each moment, of which `backward` begins the backward pass."""
-        return np.zeros(moments, np.int64)
-
-
-@dataclass(frozen=True)
-class Buckets(Parallel):
-    """`DistributedDataParallel`.
-
-    Attributes:
-        nbytes: of all gradients.
-    """
-
-    nbytes: int
-
-    def gradients(self, gradients: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return them with the buckets."""
-        return gradients + self.nbytes
-
-
-@dataclass(frozen=True)
-class Microbatches(Parallel):
-    """A stage of a pipeline.
-
-    Attributes:
-        count: that are in flight at once.
-        largest: bytes of the largest gradient, which is there until it is added to that of the microbatches before.
-    """
-
-    count: int
-    largest: int
-
-    @property
-    def in_flight(self) -> int:
-        """Their number."""
-        return self.count
-
-    def gradients(self, gradients: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return all of them at every moment: those of the microbatches before."""
-        return np.full_like(gradients, gradients.max())
-
-    def workspace(self, moments: int, backward: int) -> NDArray[np.int64]:
-        """Return the gradient that is to be added."""
-        return np.where(np.arange(moments) < backward, 0, self.largest)
-
-
-@dataclass(frozen=True)
-class Shards(Parallel):
-    """FSDP2, with blocks as units.
-
-    Attributes:
-        ranks: that share the model.
-        unit: parameters of the largest unit, in bytes.
-        root: of what belongs to none.
-    """
-
-    ranks: int
-    unit: int
-    root: int
-
-    def static(self, static: Static) -> Static:
-        """Return this rank's share."""
+        """Return this rank's share of what one process without others has in every step."""
         return Static(*(-(-part // self.ranks) for part in (static.parameters, static.optimizer, static.update)))
 
     def gradients(self, gradients: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return this rank's share."""
-        return -(-gradients // self.ranks)
+        """Return the bytes of the parameters' gradients on this rank, and of copies, at each moment."""
+        if self.in_flight > 1:  # all of them at every moment: those of the microbatches before
+            gradients = np.full_like(gradients, gradients.max())
+        return -(-gradients // self.ranks) + self.buckets
 
     def workspace(self, moments: int, backward: int) -> NDArray[np.int64]:
-        """Return what is gathered, and gradients before the ranks have added theirs."""
-        gathered = np.full(moments, self.root + 2 * self.unit, np.int64)
-        gathered[backward:] += self.root + 2 * self.unit
-        return gathered
+        """Return the bytes besides at each moment, of which `backward` begins the backward pass."""
+        return np.where(np.arange(moments) < backward, self.gathered, self.gathered + self.added)
 
 
 def parallel_of(text: str | None, model: nn.Module) -> Parallel:
@@ -247,14 +188,17 @@ def parallel_of(text: str | None, model: nn.Module) -> Parallel:
         return Parallel()
     trained = [bytes_of(p) for p in model.parameters() if p.requires_grad]
     if text == "ddp":
-        return Buckets(sum(trained))
+        return Parallel(buckets=sum(trained))
     kind, _, number = text.partition(":") if isinstance(text, str) else ("", "", "")
     if kind not in ("fsdp", "pipeline") or not number.isdecimal() or int(number) < 1:
         kinds = '"ddp" or "fsdp:8" with the number of ranks, or "pipeline:4" with that of microbatches in flight'
         raise FewbitError(f"parallel is {kinds}, not {shown(text)}")
     if kind == "pipeline":
-        return Microbatches(int(number), max(trained, default=0)) if int(number) > 1 else Parallel()
+        # The largest gradient is there until it is added to that of the microbatches before.
+        return Parallel(in_flight=int(number), added=max(trained, default=0) if int(number) > 1 else 0)
     units = [{id(p): bytes_of(p) for p in model.get_submodule(name).parameters()} for name in outermost_blocks(model)]
     in_units = {key for unit in units for key in unit}
     root = sum(bytes_of(p) for p in model.parameters() if id(p) not in in_units)
-    return Shards(int(number), max((sum(unit.values()) for unit in units), default=0), root)
+    # What is gathered, and as much again of gradients before the ranks have added theirs.
+    whole = root + 2 * max((sum(unit.values()) for unit in units), default=0)
+    return Parallel(int(number), gathered=whole, added=whole)

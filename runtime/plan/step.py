@@ -1,6 +1,6 @@
 """One training step of a model: its forward pass, its loss and the parameters whose gradients count."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from inspect import signature
@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ...tables import FewbitError
-from ..memory.on_gpu import as_on_gpu
 from ..memory.peak import gradients_aside
-from ..memory.values import values_for
+from ..memory.values import as_on_gpu, values_for
 from ..tensors.traits import is_abstract, sum_of_squares
 
 Loss = Callable[[Any], Tensor]
@@ -197,11 +196,6 @@ def without_cache(model: nn.Module) -> dict[str, Any]:
 def shapes_of(batch: Any) -> list[torch.Size]:
     """Return the shapes of the tensors of a batch."""
     return [leaf.shape for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
-
-
-def elements_of(shapes: Iterable[torch.Size]) -> int:
-    """Return how many elements tensors of these shapes have."""
-    return sum(shape.numel() for shape in shapes)
 
 
 def stretched(batch: Any, shapes: Sequence[torch.Size]) -> Any:

@@ -1,25 +1,39 @@
-"""What a training step holds whatever a plan chooses, and when each saved tensor would be held (recorder.py finds it).
+"""Traces the memory of a training step that saves nothing: what it holds whatever a plan chooses, and when.
+
+One step runs with hooks that drop every tensor that may be rounded, and give zeros in the backward pass. So its memory
+is what remains whatever a plan chooses: the base of the problem, with the scratch memory of kernels. It takes less than
+any plan, and runs where training does not fit; on the meta device it allocates nothing.
 
 A tensor's codes are held from the moment when it is saved; the tensor itself, if it is saved exactly, from the moment
 when the forward pass lets go of it.
 """
 
+import weakref
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from ...tables import FewbitError
-from ..quantizers import PerGroup
+from ..memory.allocator import numbered, profiled
+from ..memory.allocator import scratch as scratch_bytes
+from ..memory.peak import StorageTracker, no_collection
+from ..memory.values import parts_of
+from ..quantizers import Compressed, PerGroup
+from ..saved.forms import Exactly
 from ..saved.store import within_rows
-from .places import without_numbers
+from ..tensors.spec import TensorSpec, as_dense
+from ..tensors.traits import scratch
+from .places import Places, Policy
 from .problem import Hold
+from .step import Step
 
 NUMBERS = 4096  # bytes of those that torch wraps into tensors before an operation, and of seeds of rounding
 
@@ -141,11 +155,6 @@ class Attention:
         """Name of the module that calls it."""
         return self.name.rpartition(":")[0]
 
-    @property
-    def kind(self) -> str:
-        """The same text for the same attention of equal layers."""
-        return f"{without_numbers(self.name)} {self.operands}"
-
 
 @dataclass(frozen=True)
 class Trace:
@@ -178,13 +187,19 @@ class Trace:
     saves: tuple[int, ...]
     left: int = 0
 
-    @property
+    @cached_property
     def by_module(self) -> dict[str, list[int]]:
         """The indices of the tensors that each module saves first."""
         found: defaultdict[str, list[int]] = defaultdict(list)
         for i, x in enumerate(self.tensors):
             found[x.module].append(i)
         return found
+
+    def alone(self, module: str) -> list[int]:
+        """Return the indices of what a module saves in its one call; none if another module saves any of it."""
+        own = self.by_module.get(module, [])
+        is_alone = all(self.tensors[i].users == (module,) for i in own)
+        return own if is_alone and len(self.calls.get(module, ())) == 1 else []
 
 
 def backward_start(tensors: Sequence[Traced], trace: Trace) -> int:
@@ -199,43 +214,265 @@ def codes_bytes(shape: tuple[int, ...], dtype: torch.dtype, features: int, bits:
     return (within_rows(PerGroup(bits), features, function) if x.dim() > 1 else PerGroup(bits)).compress(x).nbytes
 
 
-def scaled(one: Trace, double: Trace, factor: float) -> Trace:
-    """Return the trace of a batch that is `factor` times that of `one`, given that of twice the batch.
+# ---- recording -------------------------------------------------------------------------------------------------------
+
+
+def trace(step: Step) -> Trace:
+    """Run a step that saves nothing, and return its memory and the lives of the tensors that it would save.
 
     Raises:
-        FewbitError: the two steps differ in more than the sizes of their tensors.
+        FewbitError: the model's output is no loss, or the model asks for values that it does not have.
     """
-    same = len(one.base) == len(double.base) and [x.place for x in one.tensors] == [x.place for x in double.tensors]
-    if not same or len(one.kept) != len(double.kept):
-        raise FewbitError("a step of twice the batch allocates in another order, so the largest batch is not known")
+    with ExitStack() as stack:
+        stack.enter_context(step.apart())
+        stack.enter_context(no_collection(not step.is_abstract))
+        # A user's profiler, which another one would end.
+        is_profiling = torch.autograd._profiler_enabled()  # pyright: ignore[reportPrivateImportUsage]
+        computes = not step.is_abstract and not is_profiling
+        profiler = stack.enter_context(profiled(step.device)) if computes else None
+        tracker = stack.enter_context(StorageTracker(numbered if computes else None))
+        recorder = _Recorder(tracker)
+        with Places(step.model, recorder):
+            loss, output = step.forward()
+        backward = recorder.now
+        loss.backward()
+        recorder.end = recorder.now
+        parts = (part for p in step.parameters if p.grad is not None for part in parts_of(p.grad))
+        gradients = {number for part in parts if (number := tracker.number_of(part)) is not None}
+        del loss, output
+        living = tracker.living
+    if profiler is not None:
+        tracker.take_scratch(scratch_bytes(profiler, step.device))
+    found = recorder.trace(backward, gradients)
+    left = max(0, living - int(found.gradients[-1]))
+    return replace(found, base=found.base + (0 if profiler is None else NUMBERS), left=left)
 
-    def line(a: Any, b: Any) -> Any:
-        return a + (b - a) * (factor - 1)
 
-    def hold(a: Hold, b: Hold) -> Hold:
-        return Hold(a.start, a.end, max(0, int(line(a.nbytes, b.nbytes))))
+@dataclass(eq=False)
+class _Life:
+    """What is recorded of one tensor until its trace is made."""
 
-    def shape(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(max(1, round(line(m, n))) for m, n in zip(a, b, strict=True))
+    place: str
+    module: str
+    function: str
+    form: TensorSpec
+    features: int
+    saved: int
+    storage: int | None  # number of the storage; None if it lives on anyway
+    is_part: bool
+    users: list[str]
+    is_shared: bool = False  # by other ops than the attention that saves it first
+    restored: list[int] = field(default_factory=list)  # numbers of the storages made in the backward pass
+    freed: int = -1
 
-    def tensor(a: Traced, b: Traced) -> Traced:
-        holds = {name: tuple(map(hold, getattr(a, name), getattr(b, name))) for name in ("exact", "restored")}
-        return replace(a, shape=shape(a.shape, b.shape), whole=a.whole and b.whole and hold(a.whole, b.whole), **holds)
 
-    def given(a: Given, b: Given) -> Given:
-        return replace(a, shape=shape(a.shape, b.shape), life=hold(a.life, b.life))
+@dataclass
+class _Attended:
+    """What is recorded of one attention until its trace is made."""
 
-    def attention(a: Attention, b: Attention) -> Attention:
-        shapes = ((shape(s, t), dtype) for (s, dtype), (t, _) in zip(a.operands, b.operands, strict=True))
-        return replace(a, operands=tuple(shapes), statistics=tuple(map(hold, a.statistics, b.statistics)))
+    name: str
+    operands: tuple[tuple[tuple[int, ...], torch.dtype], ...]
+    start: int
+    lives: list[_Life] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)  # numbers of the storages that it saves exactly
+    output: int | None = None  # number of its storage
 
-    return replace(
-        one,
-        tensors=tuple(map(tensor, one.tensors, double.tensors)),
-        attentions=tuple(map(attention, one.attentions, double.attentions)),
-        base=line(one.base, double.base).astype(np.int64),
-        kept=tuple(replace(a, life=hold(a.life, b.life)) for a, b in zip(one.kept, double.kept, strict=True)),
-        inputs={m: tuple(map(given, own, double.inputs[m])) for m, own in one.inputs.items()},
-        gradients=line(one.gradients, double.gradients).astype(np.int64),
-        left=int(line(one.left, double.left)),
-    )
+
+class _Dropped:
+    """Codes without memory, and a life that ends when autograd lets go of them."""
+
+    nbytes = 0
+
+    def __init__(self, life: _Life, recorder: "_Recorder") -> None:
+        self.life, self._recorder = life, recorder
+        weakref.finalize(self, recorder.free, life).atexit = False
+
+    def decompress(self) -> Tensor:
+        """Return zeros."""
+        with scratch():
+            x = self.life.form.empty().zero_()
+        number = self._recorder.tracker.number_of(x)
+        if number is not None:
+            self.life.restored.append(number)
+        return x
+
+
+@dataclass(frozen=True)
+class _Drop:
+    """The quantizer of one tensor that drops it."""
+
+    recorder: "_Recorder"
+    place: str
+    function: str
+
+    def compress(self, x: Tensor) -> Compressed:
+        return self.recorder.drop(x, self.place, self.function)
+
+
+class _Recorder(Policy):
+    """The policy that drops all tensors and records their lives."""
+
+    def __init__(self, tracker: StorageTracker) -> None:
+        self.tracker = tracker
+        self.lives: list[_Life] = []
+        self.calls: dict[str, list[Span]] = {}
+        self.saves: list[int] = []
+        self._open: dict[str, list[int]] = {}
+        self._kept: dict[tuple[int, bool], set[str]] = {}  # modules, by number of the storage and whether in bits
+        self._inputs: dict[str, dict[int, tuple[tuple[int, ...], torch.dtype, bool]]] = {}  # by number of the storage
+        self._outputs: dict[str, int] = {}
+        self._versions: dict[int, int] = {}  # of outputs when their modules returned them
+        self._attentions: list[_Attended] = []
+        self._attention: _Attended | None = None  # that is running
+        self.end = -1  # the moment at which the step ends
+
+    @property
+    def now(self) -> int:
+        """The present moment."""
+        return len(self.tracker.events)
+
+    def number_of(self, x: Tensor) -> int | None:
+        """Return the number of the storage of `x`; None if it was not made in this step, or there is none, as of an
+        expert without tokens."""
+        has_bytes = x.layout == torch.strided and x.untyped_storage().nbytes()
+        return self.tracker.number_of(x) if has_bytes else None
+
+    def choose(self, place: str, x: Tensor, function: str) -> Any:
+        self.saves.append(self.now)
+        if x.untyped_storage()._cdata and self.number_of(x) is None:
+            return Exactly()  # an input, or made before the step
+        return _Drop(self, place, function)
+
+    def drop(self, x: Tensor, place: str, function: str) -> _Dropped:
+        module = place.rpartition(":")[0]
+        features = x.shape[min(range(x.dim()), key=x.stride)] if x.dim() else 1
+        is_part = x.numel() * x.element_size() < x.untyped_storage().nbytes()
+        number = self.number_of(x)
+        if number in self._versions and self._versions[number] != x._version:  # such as XLM's `tensor *= mask`
+            self._outputs = {name: own for name, own in self._outputs.items() if own != number}
+        life = _Life(
+            place, module, function, TensorSpec.of(as_dense(x.detach())), features, self.now, number, is_part, [module]
+        )
+        self.lives.append(life)
+        if self._attention is not None:
+            self._attention.lives.append(life)
+        return _Dropped(life, self)
+
+    def free(self, life: _Life) -> None:
+        life.freed = self.now
+
+    def share(self, compressed: Any, module: str) -> None:
+        self.saves.append(self.now)
+        if not isinstance(compressed, _Dropped):
+            return
+        life = compressed.life
+        life.is_shared |= self._attention is None or life not in self._attention.lives
+        if module not in life.users:
+            life.users.append(module)
+
+    def keep(self, x: Tensor, module: str, in_bits: bool) -> None:
+        self.saves.append(self.now)
+        if (number := self.number_of(x)) is not None:
+            self._kept.setdefault((number, in_bits), set()).add(module)
+            if self._attention is not None and not in_bits:
+                self._attention.kept.append(number)
+
+    def attend(self, attention: str, query: Tensor, key: Tensor, value: Tensor) -> None:
+        operands = tuple((tuple(x.shape), x.dtype) for x in (query, key, value))
+        self._attention = _Attended(attention, operands, self.now)
+
+    def attended(self, attention: str, output: Tensor) -> None:
+        assert self._attention is not None
+        self._attention.output = self.number_of(output)
+        self._attentions.append(self._attention)
+        self._attention = None
+
+    def enter(self, module: str, given: list[Tensor]) -> None:
+        self._open.setdefault(module, []).append(self.now)
+        inputs = self._inputs.setdefault(module, {})
+        for x in given:
+            number = self.number_of(x)
+            if number is not None and (x.requires_grad or number not in inputs):
+                inputs[number] = tuple(x.shape), x.dtype, x.requires_grad
+
+    def leave(self, module: str, returned: object) -> None:
+        if isinstance(returned, Tensor) and (number := self.number_of(returned)) is not None:
+            self._outputs[module] = number
+            self._versions[number] = returned._version
+        self.calls.setdefault(module, []).append(Span(self._open[module].pop(), self.now))
+
+    def trace(self, backward: int, gradients: set[int]) -> Trace:
+        """Return what was recorded."""
+        end = self.end
+        storages = _storages(self.tracker, end)
+        tensors, index = [], dict[str, int]()
+        for life in self.lives:
+            freed = end if life.freed < 0 else min(life.freed, end)
+            if freed <= life.saved:
+                continue  # of a part of the graph that the loss does not need
+            restored = [storages[n] for n in life.restored if n in storages]
+            windows = [(hold.start, hold.end) for hold in restored]
+            born = life.saved if life.is_part or life.storage is None else min(storages[life.storage].end, freed)
+            nbytes = life.form.numel * life.form.dtype.itemsize
+            exact = tuple(Hold(a, b, nbytes) for a, b in _without(born, freed, windows))
+            shape = tuple(life.form.shape)
+            index[life.place] = len(tensors)
+            tensors.append(
+                Traced(
+                    *(life.place, life.module, life.function, shape, life.form.dtype),
+                    *(life.features, life.saved, freed, exact, tuple(restored), tuple(life.users)),
+                    *(life.storage, storages.get(life.storage) if life.is_part and life.storage is not None else None),
+                )
+            )
+        kept = tuple(
+            Kept(next(iter(modules)), number, storages[number], in_bits)
+            for (number, in_bits), modules in self._kept.items()
+            if len(modules) == 1
+        )
+        calls = {module: tuple(spans) for module, spans in self.calls.items()}
+        inputs = {
+            module: tuple(Given(n, storages[n], *each) for n, each in own.items())
+            for module, own in self._inputs.items()
+        }
+        of_gradients = np.zeros(max(end, 1), np.int64)
+        for number in gradients & storages.keys():  # a gradient without elements has none
+            of_gradients[storages[number].start :] += storages[number].nbytes
+        attentions = []
+        for found in self._attentions:
+            lives = [life for life in found.lives if life.place in index]
+            of_output = (index[x.place] for x in lives if x.storage is not None and x.storage == found.output)
+            shared = tuple(index[x.place] for x in lives if x.is_shared)
+            made = [storages[n] for n in dict.fromkeys(found.kept) if storages[n].start >= found.start]
+            members = tuple(index[x.place] for x in lives)
+            attentions.append(
+                Attention(found.name, found.operands, members, shared, next(of_output, None), tuple(made))
+            )
+        levels = self.tracker.levels(end)
+        saves = tuple(self.saves)
+        return Trace(
+            tuple(tensors), levels, calls, kept, inputs, backward, of_gradients, tuple(attentions), self._outputs, saves
+        )
+
+
+def _storages(tracker: StorageTracker, end: int) -> dict[int, Hold]:
+    """Return the life of each storage by number."""
+    born: dict[int, int] = {}
+    size: dict[int, int] = {}
+    dead: dict[int, int] = {}
+    for moment, event in enumerate(tracker.events[:end]):
+        if event.delta > 0:
+            born.setdefault(event.number, moment)
+            size[event.number] = size.get(event.number, 0) + event.delta
+        elif event.delta < 0:
+            dead[event.number] = moment
+    return {number: Hold(start, dead.get(number, end), size[number]) for number, start in born.items()}
+
+
+def _without(start: int, end: int, windows: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield the parts of [start, end) outside of all windows."""
+    for a, b in sorted(windows):
+        if start < min(a, end):
+            yield start, min(a, end)
+        start = max(start, b)
+    if start < end:
+        yield start, end

@@ -5,7 +5,7 @@ profile(model, **zoo.inputs("gpt2", batch=8))
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any
@@ -57,80 +57,47 @@ def _resnet(kind: str, *depths: int) -> Entry:
 
 def _efficientnet(width: float, depth: float, hidden: int, size: int) -> Entry:
     options = {"width_coefficient": width, "depth_coefficient": depth, "hidden_dim": hidden, "num_labels": 1000}
-    return Entry(
-        "EfficientNetConfig",
-        "EfficientNetForImageClassification",
-        options,
-        "images",
-        size,
-        dropouts=("dropout_rate", "drop_connect_rate"),
-    )
+    dropouts = ("dropout_rate", "drop_connect_rate")
+    return Entry("EfficientNetConfig", "EfficientNetForImageClassification", options, "images", size, dropouts)
 
 
-_WIDE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
-_ROBERTA = {"vocab_size": 50265, "max_position_embeddings": 514, "type_vocab_size": 1}
 _ENCODER_DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
+_OF_ENCODERS: dict[str, Any] = {"dropouts": _ENCODER_DROPOUTS, "limit": "max_position_embeddings"}
+_BERT = Entry("BertConfig", "BertForSequenceClassification", **_OF_ENCODERS)
+_ROBERTA = Entry(
+    *("RobertaConfig", "RobertaForSequenceClassification"),
+    {"vocab_size": 50265, "max_position_embeddings": 514, "type_vocab_size": 1},
+    **_OF_ENCODERS,
+    spare=2,
+)
+_GPT2_DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
+_GPT2 = Entry("GPT2Config", "GPT2LMHeadModel", size=1024, dropouts=_GPT2_DROPOUTS, limit="n_positions")
+_VIT = Entry(
+    *("ViTConfig", "ViTForImageClassification", {"num_labels": 1000}, "images", 224, _ENCODER_DROPOUTS, "image_size")
+)
+_WIDE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
 
 
-def _bert(**options: Any) -> Entry:
-    return Entry(
-        "BertConfig",
-        "BertForSequenceClassification",
-        options,
-        dropouts=_ENCODER_DROPOUTS,
-        limit="max_position_embeddings",
-    )
-
-
-def _roberta(**options: Any) -> Entry:
-    return Entry(
-        "RobertaConfig",
-        "RobertaForSequenceClassification",
-        {**_ROBERTA, **options},
-        dropouts=_ENCODER_DROPOUTS,
-        limit="max_position_embeddings",
-        spare=2,
-    )
-
-
-def _gpt2(**options: Any) -> Entry:
-    return Entry(
-        "GPT2Config",
-        "GPT2LMHeadModel",
-        options,
-        size=1024,
-        dropouts=("resid_pdrop", "embd_pdrop", "attn_pdrop"),
-        limit="n_positions",
-    )
-
-
-def _vit(**options: Any) -> Entry:
-    return Entry(
-        "ViTConfig",
-        "ViTForImageClassification",
-        {"num_labels": 1000, **options},
-        "images",
-        224,
-        dropouts=_ENCODER_DROPOUTS,
-        limit="image_size",
-    )
+def _other(entry: Entry, **options: int) -> Entry:
+    """Return a model of another size."""
+    return replace(entry, options={**entry.options, **options})
 
 
 ENTRIES: Mapping[str, Entry] = MappingProxyType(
     {
-        "gpt2": _gpt2(),
-        "gpt2-medium": _gpt2(n_embd=1024, n_layer=24, n_head=16),
-        "gpt2-large": _gpt2(n_embd=1280, n_layer=36, n_head=20),
-        "gpt2-xl": _gpt2(n_embd=1600, n_layer=48, n_head=25),
+        "gpt2": _GPT2,
+        "gpt2-medium": _other(_GPT2, n_embd=1024, n_layer=24, n_head=16),
+        "gpt2-large": _other(_GPT2, n_embd=1280, n_layer=36, n_head=20),
+        "gpt2-xl": _other(_GPT2, n_embd=1600, n_layer=48, n_head=25),
         "llama-7b": Entry("LlamaConfig", "LlamaForCausalLM", size=2048),
         "llama-3-8b": _llama3(4096, 14336, 32, 32),
         "llama-3-70b": _llama3(8192, 28672, 80, 64),
-        "bert-base": _bert(),
-        "bert-large": _bert(**_WIDE),
-        "roberta-base": _roberta(),
-        "roberta-large": _roberta(**_WIDE),
-        "vit-base": _vit(),
-        "vit-large": _vit(**_WIDE),
+        "bert-base": _BERT,
+        "bert-large": _other(_BERT, **_WIDE),
+        "roberta-base": _ROBERTA,
+        "roberta-large": _other(_ROBERTA, **_WIDE),
+        "vit-base": _VIT,
+        "vit-large": _other(_VIT, **_WIDE),
         "resnet18": _resnet("basic", 2, 2, 2, 2),
         "resnet34": _resnet("basic", 3, 4, 6, 3),
         "resnet50": _resnet("bottleneck", 3, 4, 6, 3),

@@ -21,7 +21,7 @@ from ...quantizers import PerGroup
 from ...saved.checkpoint import blocks_of, recomputed_forward
 from ...saved.recompute import Recompute
 from ..document import Choice
-from ..errors import BITS, PROBE, Errors, Trial, alike, difference, errors_of_each, finite, relative_variance, total
+from ..errors import BITS, PROBE, Errors, Trial, alike, difference, errors_of_each, relative_variance, total
 from ..known import ErrorsOfMethods, Known, WayToSave
 from ..places import within, without_numbers
 from ..problem import RECOMPUTE, Hold, Option
@@ -62,7 +62,7 @@ class Blocks(WayToSave):
             for name, (noise, bias) in errors_of_each(equal, wrong, trial.scale):
                 own = Errors(share, share).times(noise, bias)
                 result[name] = ErrorsOfBlock(own.noise, own.bias, decided.get(name, 0))
-        return {RECOMPUTE: finite(result)}
+        return {RECOMPUTE: result}
 
     def estimate(self, step: Step, trace: Trace, of_tensors: Mapping[str, Errors]) -> ErrorsOfMethods:
         """Return the errors of all that a block saves, as each of these is computed from the rounded input."""

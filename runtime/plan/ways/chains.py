@@ -6,6 +6,7 @@ point of what the normalization puts out, or its input, from which the rest is c
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -14,13 +15,13 @@ from ...convert.blpa import BLPA
 from ...convert.preact_chains import plan_of
 from ...tensors.packing import packed_size
 from ..document import Choice
-from ..errors import BITS, PROBE, Errors, Trial, alike, difference, finite, noise_and_bias_of, product, segments, total
-from ..known import ErrorsOfMethods, Known, WayToSave, convert_chosen
+from ..errors import BITS, PROBE, Errors, Trial, alike, difference, noise_and_bias_of, product, segments, total
+from ..known import ErrorsOfMethods, Known, WayToSave
 from ..places import without_numbers
 from ..problem import CHAIN, Hold, Option
 from ..step import Step
 from ..structure import is_converted, structure_aside
-from ..trace import Trace, Traced
+from ..trace import Trace
 
 BITS_OF_CHAINS = (4, 5, 6, 8)
 _VECTORS = 4  # of a number for each channel, that one layer makes, and whose memory gradients are in
@@ -40,6 +41,7 @@ class Chains(WayToSave):
         """
         names, result = [*chains_of(step.model)], dict[str, Errors]()
         trials = [trial, *(Trial(half) for half in trial.step.halves())] if names else []
+        share = 4.0 ** (PROBE - max(BITS))  # of the squared error of steps, at the most bits
 
         def kind(name: str) -> str:
             return f"{without_numbers(name)} {[p.shape for p in trial.step.model.get_submodule(name).parameters()]}"
@@ -47,8 +49,13 @@ class Chains(WayToSave):
         for equal in alike(names, kind):
             for segment in [equal] if len(equal) == 2 else segments(equal):
                 few, many = (_of_chains_at(bits, trials, segment) for bits in (PROBE, max(BITS)))
-                result.update(dict.fromkeys(segment, Errors(*map(_at_all_bits, few, many))))
-        return {CHAIN: finite(result)}
+                by_bits = []
+                for at_probe, at_most in zip(few, many, strict=True):
+                    of_limits = max(0.0, (at_most - share * at_probe) / (1 - share))
+                    of_steps = max(0.0, at_probe - of_limits)
+                    by_bits.append({bits: of_steps * 4.0 ** (PROBE - bits) + of_limits for bits in BITS})
+                result.update(dict.fromkeys(segment, Errors(*by_bits)))
+        return {CHAIN: result}
 
     def estimate(self, step: Step, trace: Trace, of_tensors: Mapping[str, Errors]) -> ErrorsOfMethods:
         """Return the errors of what the modules of a chain save, all of it bias: codes are those of nearest levels."""
@@ -77,8 +84,11 @@ class Chains(WayToSave):
             first, last = min(y.saved for y in tensors), max(y.freed for y in tensors)
             change.append(Hold(first, len(trace.base), _VECTORS * 4 * x.shape[1]))
             if not any(y.module == links.owner for y in trace.tensors):  # among which its input would be one more
-                again = speeds.forward(links.norm)
-                yield Option(CHAIN, name, None, (*members,), (*x.exact, *change, _beside(x)), x.nbytes, seconds=again)
+                # One layer holds the gradient of the convolution's output until its backward pass ends. Where the
+                # output is added to something, the sum's gradient is that one, and is held anyway: it counts twice.
+                start = max((hold.end for hold in x.exact), default=x.saved)
+                held = *x.exact, *change, Hold(min(start, x.freed - 1), x.freed, x.nbytes)
+                yield Option(CHAIN, name, None, (*members,), held, x.nbytes, seconds=speeds.forward(links.norm))
             for bits in BITS_OF_CHAINS:
                 nbytes = packed_size(x.elements, bits)
                 costs = errors[name].noise[bits], errors[name].bias[bits]
@@ -87,9 +97,9 @@ class Chains(WayToSave):
                     CHAIN, name, bits, (*members,), (Hold(first, last, nbytes), *change), nbytes, *costs, seconds
                 )
 
-    def carry_out(self, model: nn.Module, choices: Sequence[Choice]) -> None:
-        """Convert the chains."""
-        convert_chosen(model, choices, lambda choice: BLPA(choice.bits))
+    def configs(self, choice: Choice) -> tuple[Any, ...]:
+        """Return that of the chain."""
+        return (BLPA(choice.bits),)
 
 
 @dataclass(frozen=True)
@@ -130,15 +140,6 @@ def chains_of(model: nn.Module) -> dict[str, Links]:
     return found
 
 
-def _beside(x: Traced) -> Hold:
-    """Return the gradient of the convolution's output, which one layer holds until its backward pass ends.
-
-    Where the output is added to something, the sum's gradient is that gradient, and is held anyway; it counts twice.
-    """
-    start = max((hold.end for hold in x.exact), default=x.saved)
-    return Hold(min(start, x.freed - 1), x.freed, x.nbytes)
-
-
 # ---- errors ----------------------------------------------------------------------------------------------------------
 
 
@@ -157,11 +158,3 @@ def _of_chains_at(bits: int, trials: Sequence[Trial], names: Sequence[str]) -> t
         noise, bias = noise_and_bias_of(*halves)
         of_bias = bias / (noise + bias or 1.0)
     return (1 - of_bias) * square, of_bias * square
-
-
-def _at_all_bits(few: float, many: float) -> dict[int, float]:
-    """Return squared errors by number of bits, of steps and of limits, from those at `PROBE` bits and the most."""
-    share = 4.0 ** (PROBE - max(BITS))
-    of_limits = max(0.0, (many - share * few) / (1 - share))
-    of_steps = max(0.0, few - of_limits)
-    return {bits: of_steps * 4.0 ** (PROBE - bits) + of_limits for bits in BITS}

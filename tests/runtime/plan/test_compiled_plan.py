@@ -11,8 +11,7 @@ from fewbit.runtime.memory.allocator import allocations
 from fewbit.runtime.plan import eager_planner
 from fewbit.runtime.plan.compiled import CompiledKnown, know_by_torch, know_compiled, know_recomputed
 from fewbit.runtime.plan.compiled_planner import CompiledPlanner
-from fewbit.runtime.plan.compiled_run import budget_runs
-from fewbit.runtime.plan.compiled_values import Value
+from fewbit.runtime.plan.compiled_run import Value, budget_runs
 from fewbit.runtime.plan.document import Plan
 from fewbit.runtime.plan.problem import ALL_GRAPHS, Hold, Limits, Price
 from fewbit.runtime.plan.static import static_bytes

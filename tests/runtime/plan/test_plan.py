@@ -10,8 +10,8 @@ import pytest
 import torch
 from fewbit import FewbitError, Plan
 from fewbit.runtime.memory.allocator import allocations
-from fewbit.runtime.plan.recorder import trace
 from fewbit.runtime.plan.step import Step
+from fewbit.runtime.plan.trace import trace
 from plan_cases import Attending, Convs, Gated, Net, batch, errs_as_predicted, fixed, gradient, images
 from processes import FSDP, said_by_two
 from step_peak import measured_peak

@@ -4,8 +4,7 @@ from itertools import accumulate
 
 import pytest
 import torch
-from fewbit.runtime.plan.roofline import DEVICES, Roofline
-from fewbit.runtime.plan.seconds import host_bandwidth
+from fewbit.runtime.plan.seconds import DEVICES, Roofline, host_bandwidth
 from fewbit.runtime.plan.step import Step
 from torch import nn
 

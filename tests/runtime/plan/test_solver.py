@@ -6,8 +6,20 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 from fewbit import FewbitError
-from fewbit.runtime.plan.problem import EXACT, GROUPS, RECOMPUTE, Hold, Limits, Option, Price, Problem
-from fewbit.runtime.plan.solver import is_feasible, merge, solve, split
+from fewbit.runtime.plan.problem import (
+    EXACT,
+    GROUPS,
+    RECOMPUTE,
+    Hold,
+    Limits,
+    Option,
+    Price,
+    Problem,
+    is_feasible,
+    merge,
+    solve,
+    split,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from fewbit.runtime.memory.meta_results import MetaResults
+from fewbit.runtime.memory.values import MetaResults
 
 aten = torch.ops.aten
 INTEGERS, ROWS = torch.empty(3, 4, dtype=torch.long, device="meta"), torch.empty(4, 6, device="meta").t()
