@@ -11,8 +11,7 @@ from .options import (
     training_options,
 )
 from .progress import clock
-from .subject import sample_count, to_train
-from .target import errors_in_one_line
+from .target import errors_in_one_line, sample_count, to_train
 
 
 @click.command("fits")

@@ -16,11 +16,19 @@ from ..tables.names import counted
 from .lazy import WholeHelpGroup, add_studies
 from .memory_codes import codes
 from .memory_report import batch_lines, batches, methods_text, report
-from .method import Method, method_of, method_options
-from .options import FILE, ByteSize, dtype_option, json_option, meta_option, size_option
+from .options import (
+    FILE,
+    ByteSize,
+    Method,
+    dtype_option,
+    json_option,
+    meta_option,
+    method_of,
+    method_options,
+    size_option,
+)
 from .progress import clock, with_clock
-from .subject import Subject, built_in, of_user
-from .target import FORMS, errors_in_one_line
+from .target import FORMS, Subject, built_in, errors_in_one_line, of_user
 
 if TYPE_CHECKING:
     from torch import nn

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..tables.columns import columns
 from ..tables.names import counted
-from .method import Method
+from .options import Method
 
 if TYPE_CHECKING:
     from torch import nn

@@ -17,8 +17,7 @@ from .options import (
     training_options,
 )
 from .progress import clock, with_clock
-from .subject import sample_count, to_train
-from .target import errors_in_one_line
+from .target import errors_in_one_line, sample_count, to_train
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

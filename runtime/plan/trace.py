@@ -10,11 +10,12 @@ when the forward pass lets go of it.
 
 import weakref
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from ..memory.allocator import numbered, profiled
 from ..memory.allocator import scratch as scratch_bytes
 from ..memory.peak import StorageTracker, no_collection
 from ..memory.values import parts_of
-from ..quantizers import Compressed, PerGroup
+from ..quantizers import PerGroup
 from ..saved.forms import Exactly
 from ..saved.store import within_rows
 from ..tensors.spec import TensorSpec, as_dense
@@ -277,6 +278,15 @@ class _Attended:
     kept: list[int] = field(default_factory=list)  # numbers of the storages that it saves exactly
     output: int | None = None  # number of its storage
 
+    def made_of(self, index: Mapping[str, int], storages: Mapping[int, Hold]) -> Attention:
+        """Return the attention, whose tensors have an `index` each, by place."""
+        lives = [life for life in self.lives if life.place in index]
+        of_output = (index[x.place] for x in lives if x.storage is not None and x.storage == self.output)
+        shared = tuple(index[x.place] for x in lives if x.is_shared)
+        made = [storages[n] for n in dict.fromkeys(self.kept) if storages[n].start >= self.start]
+        members = tuple(index[x.place] for x in lives)
+        return Attention(self.name, self.operands, members, shared, next(of_output, None), tuple(made))
+
 
 class _Dropped:
     """Codes without memory, and a life that ends when autograd lets go of them."""
@@ -295,18 +305,6 @@ class _Dropped:
         if number is not None:
             self.life.restored.append(number)
         return x
-
-
-@dataclass(frozen=True)
-class _Drop:
-    """The quantizer of one tensor that drops it."""
-
-    recorder: "_Recorder"
-    place: str
-    function: str
-
-    def compress(self, x: Tensor) -> Compressed:
-        return self.recorder.drop(x, self.place, self.function)
 
 
 class _Recorder(Policy):
@@ -341,9 +339,9 @@ class _Recorder(Policy):
         self.saves.append(self.now)
         if x.untyped_storage()._cdata and self.number_of(x) is None:
             return Exactly()  # an input, or made before the step
-        return _Drop(self, place, function)
+        return SimpleNamespace(compress=partial(self.drop, place, function))  # a quantizer that drops the tensor
 
-    def drop(self, x: Tensor, place: str, function: str) -> _Dropped:
+    def drop(self, place: str, function: str, x: Tensor) -> _Dropped:
         module = place.rpartition(":")[0]
         features = x.shape[min(range(x.dim()), key=x.stride)] if x.dim() else 1
         is_part = x.numel() * x.element_size() < x.untyped_storage().nbytes()
@@ -437,20 +435,11 @@ class _Recorder(Policy):
         of_gradients = np.zeros(max(end, 1), np.int64)
         for number in gradients & storages.keys():  # a gradient without elements has none
             of_gradients[storages[number].start :] += storages[number].nbytes
-        attentions = []
-        for found in self._attentions:
-            lives = [life for life in found.lives if life.place in index]
-            of_output = (index[x.place] for x in lives if x.storage is not None and x.storage == found.output)
-            shared = tuple(index[x.place] for x in lives if x.is_shared)
-            made = [storages[n] for n in dict.fromkeys(found.kept) if storages[n].start >= found.start]
-            members = tuple(index[x.place] for x in lives)
-            attentions.append(
-                Attention(found.name, found.operands, members, shared, next(of_output, None), tuple(made))
-            )
+        attentions = tuple(each.made_of(index, storages) for each in self._attentions)
         levels = self.tracker.levels(end)
         saves = tuple(self.saves)
         return Trace(
-            tuple(tensors), levels, calls, kept, inputs, backward, of_gradients, tuple(attentions), self._outputs, saves
+            tuple(tensors), levels, calls, kept, inputs, backward, of_gradients, attentions, self._outputs, saves
         )
 
 
