@@ -257,7 +257,10 @@ class MixedPrecision:
         """Reallocate across layers by the last iteration, and begin the next, unless a backward pass is running."""
         if in_backward():
             return
-        group = self._group()
+        layers = [saver.layer for saver in self.savers.values()]
+        training = any(layer.training for layer in layers)
+        # The processes that train copies of the model; None if bits are this process's own affair.
+        group = replicas(p for layer in layers for p in layer.parameters()) if training else None
         has_samples = any(saver.batches for saver in self.savers.values())
         # Copies take part alike, also one without samples, or one that alone ran forward passes of its own.
         ran = has_samples if group is None else self._together > 0
@@ -272,12 +275,6 @@ class MixedPrecision:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, handle=new_handle(self))
-
-    def _group(self) -> Any:
-        """Return the processes that train copies of the model, None if bits are this process's own affair."""
-        layers = [saver.layer for saver in self.savers.values()]
-        training = any(layer.training for layer in layers)
-        return replicas(p for layer in layers for p in layer.parameters()) if training else None
 
     def _share_out(self, group: Any) -> None:
         if group is not None:

@@ -251,7 +251,7 @@ class SampleSaver(Saver):
         return torch.where(known.any(), torch.where(known, found, 0).sum(), 1)
 
     def observe(self, gradient: Tensor, rstd: Tensor | None = None) -> None:
-        """Update the magnitude of the gradients; non-finite ones are ignored."""
+        """Update the magnitude of the gradients, and what is known of each sample; non-finite ones are ignored."""
         self.precision._recent.forget()
         if is_abstract(gradient):
             return
@@ -265,34 +265,27 @@ class SampleSaver(Saver):
             before = before.to(mean)
             mixed = torch.where(before.isfinite(), torch.lerp(mean, before, self.precision.momentum), mean)
             self.magnitude = torch.where(mean.isfinite(), mixed, before)
-        self._remember(t)
+        places = self.precision._current
+        if self.precision.gradients == "stale" and places is not None and len(places) == len(t):
+            t = torch.where(t.isfinite(), t, torch.nan).float()
+            old = t.new_empty(0) if self.stale is None else self.stale.to(t.device)
+            missing = int(places.max()) + 1 - len(old)
+            self.stale = torch.cat([old, t.new_full((max(0, missing),), torch.nan)])
+            self.stale[places.to(t.device, non_blocking=True)] = t
 
     def _stale_magnitude(self, N: int, device: torch.device) -> Tensor | None:
         """Return t of the batch's samples in the last epoch, NaN where it is not known; None if the average counts."""
         places = self.precision._current
         if self.precision.gradients == "average" or places is None or len(places) != N or self.stale is None:
             return None
-        there = places.to(device, non_blocking=True)
-        return torch.stack([s._last_seen(there) for s in (self, *self.guests) if s.stale is not None]).sum(0)
-
-    def _last_seen(self, places: Tensor) -> Tensor:
-        """Return the last t of each sample; for samples not seen the average, or NaN if there is none."""
-        assert self.stale is not None
-        stale = self.stale.to(places.device)
-        inside = places < len(stale)
-        found = torch.where(inside, stale[places.clamp(max=len(stale) - 1)], torch.nan)
-        default = torch.nan if self.magnitude is None else self.magnitude.to(stale)
-        return torch.where(found.isnan(), default, found)
-
-    def _remember(self, t: Tensor) -> None:
-        places = self.precision._current
-        if self.precision.gradients == "average" or places is None or len(places) != len(t):
-            return
-        t = torch.where(t.isfinite(), t, torch.nan).float()
-        old = t.new_empty(0) if self.stale is None else self.stale.to(t.device)
-        missing = int(places.max()) + 1 - len(old)
-        self.stale = torch.cat([old, t.new_full((max(0, missing),), torch.nan)])
-        self.stale[places.to(t.device, non_blocking=True)] = t
+        there, found = places.to(device, non_blocking=True), []
+        for saver in (self, *self.guests):
+            if saver.stale is not None:  # of samples that were not seen, the average, or NaN if there is none
+                stale = saver.stale.to(device)
+                last = torch.where(there < len(stale), stale[there.clamp(max=len(stale) - 1)], torch.nan)
+                default = torch.nan if saver.magnitude is None else saver.magnitude.to(stale)
+                found.append(torch.where(last.isnan(), default, last))
+        return torch.stack(found).sum(0)
 
 
 @dataclass(eq=False, repr=False)
