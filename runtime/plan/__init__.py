@@ -1,1 +1,1 @@
-"""Memory that a method frees in a model, and the largest batch that this allows; memory.py has the public names."""
+"""Plans of trainings (planner.py), and the memory that a method frees and the largest batch that fits (memory.py)."""

@@ -25,6 +25,7 @@ from ..memory.allocator import Allocations
 from .compiled_run import LEAST_OF_ROLES, CompiledRun, Value, budget_runs, compile_step, observe
 from .document import Choice
 from .errors import LEAST_BITS
+from .known import Known
 from .places import without_numbers
 from .problem import ALL_GRAPHS, EXACT, GROUPS, Hold, Option, Problem
 from .seconds import Quantizers
@@ -116,6 +117,9 @@ class CompiledKnown:
         return (
             f"in the compiled backward pass of {min(ahead)[1] or 'the model'}" if ahead else "after the backward pass"
         )
+
+
+AnyKnown = Known | CompiledKnown  # of which a planner asks the same
 
 
 def know_compiled(step: Step) -> CompiledKnown:

@@ -22,7 +22,7 @@ from ...tables import FewbitError
 from ...tables.sizes import size_like
 from ..memory.listing import size_text
 from ..tensors.traits import tensors_among
-from .compiled import CompiledKnown
+from .compiled import AnyKnown
 from .compiled_run import budget_runs
 from .document import Choice, PeakMemory, Plan, Point, Timeline, signature
 from .errors import Trial, errors_by_shape, finite
@@ -94,7 +94,7 @@ class Planner:
         known = self.measured_eagerly(refuses=True)
         return replace(self, limits=self.limits_beside(known)).best_eager(known)
 
-    def limits_beside(self, exact: Known | CompiledKnown) -> Limits:
+    def limits_beside(self, exact: AnyKnown) -> Limits:
         """Return the limits, with the memory that is a share of the peak of a step that saves all exactly."""
         if self.share is None:
             return self.limits
@@ -233,7 +233,7 @@ class Planner:
                 refusals.append(error)
         raise nearest_refusal(refusals)
 
-    def solved(self, known: Known | CompiledKnown, limits: Limits | None = None) -> Plan:
+    def solved(self, known: AnyKnown, limits: Limits | None = None) -> Plan:
         """Return the plan for what was measured.
 
         Raises:
@@ -286,7 +286,7 @@ class Planner:
         ]
         return "; ".join(name for name, helps in tries if helps) or "a smaller model or batch"
 
-    def plan_points(self, known: Known | CompiledKnown) -> list[Point]:
+    def plan_points(self, known: AnyKnown) -> list[Point]:
         """Return plans for memories from the least to that of exact training."""
         problem = self.problem(known)
         merged, most = with_fewer_options(problem, known), problem.exact_peak()
@@ -299,7 +299,7 @@ class Planner:
                 points.append(_point("plan", merged, solve(merged, Limits(memory=memory), self.price).chosen))
         return points
 
-    def other_points(self, known: Known | CompiledKnown) -> list[Point]:
+    def other_points(self, known: AnyKnown) -> list[Point]:
         """Return other ways to train: exactly, all in so many bits, by checkpointing, and by torch's own compiler."""
         problem = self.problem(known)
         of_tensor = {o.covers[0]: o for o in problem.options if o.method == EXACT}
@@ -320,7 +320,7 @@ class Planner:
             points.append(Point(name, self.of_rank.fixed + record.peak, 0.0, seconds / problem.seconds))
         return points
 
-    def within(self, known: Known | CompiledKnown, limits: Limits) -> Limits:
+    def within(self, known: AnyKnown, limits: Limits) -> Limits:
         """Return the limits of what is still to be chosen: what the step computes again has taken some of the time.
 
         Raises:
@@ -332,7 +332,7 @@ class Planner:
             raise NoPlanError(f"no plan is within time={limits.time}")
         return replace(limits, time=limits.time - known.taken)
 
-    def problem(self, known: Known | CompiledKnown) -> Problem:
+    def problem(self, known: AnyKnown) -> Problem:
         """Return the problem, whose last moment is the optimizer's step."""
         problem = known.problem(self.step, self.of_rank.fixed)
         gradients = self.parallel.gradients(known.gradients)
@@ -346,7 +346,7 @@ class Planner:
             base=np.append(base, int(gradients[-1]) + known.left + self.of_rank.update),
         )
 
-    def in_flight(self, options: Iterable[Option], known: Known | CompiledKnown) -> Iterator[Option]:
+    def in_flight(self, options: Iterable[Option], known: AnyKnown) -> Iterator[Option]:
         """Yield options with what they hold of other batches in flight, whose backward pass has not begun."""
         others, moment, end = self.parallel.in_flight - 1, known.backward, len(known.gradients)
         for option in options:
@@ -358,7 +358,7 @@ class Planner:
         """Memory of parameters and optimizer of one rank."""
         return self.parallel.static(self.static)
 
-    def document(self, known: Known | CompiledKnown, problem: Problem, solution: Solution, notes: list[str]) -> Plan:
+    def document(self, known: AnyKnown, problem: Problem, solution: Solution, notes: list[str]) -> Plan:
         """Return the plan that a solution stands for."""
         exact = [o for o in problem.options if o.method == EXACT]
         exact_bytes = {o.covers[0]: o.saved for o in exact}
@@ -391,7 +391,7 @@ class Planner:
             host_memory=known.host_memory,
         )
 
-    def notes(self, known: Known | CompiledKnown, problem: Problem, merged: Problem, solution: Solution) -> list[str]:
+    def notes(self, known: AnyKnown, problem: Problem, merged: Problem, solution: Solution) -> list[str]:
         """Return what was estimated, and what more memory would bring."""
         notes = []
         if len(merged.options) < len(problem.options):
@@ -421,7 +421,7 @@ def _point(name: str, problem: Problem, chosen: Sequence[Option]) -> Point:
     return Point(name, problem.fixed + int(problem.usage(chosen).max()), error, time)
 
 
-def with_fewer_options(problem: Problem, known: Known | CompiledKnown) -> Problem:
+def with_fewer_options(problem: Problem, known: AnyKnown) -> Problem:
     """Return what the solver is given."""
     return problem if len(problem.options) <= MOST_OPTIONS else merge(problem, known.kinds, MERGED_OPTIONS)
 
