@@ -81,8 +81,7 @@ def test_arguments_of_other_attentions_are_refused() -> None:
 def test_two_processes_have_the_gradient_of_one(way: str, tmp_path: Path) -> None:
     if way != "ddp" and not hasattr(pytest.importorskip("torch.distributed.fsdp"), "fully_shard"):
         pytest.skip("this torch has no fully_shard")
-    script = Path(__file__).parents[1] / "support" / "parallel_checkpoints.py"
-    found = [said.splitlines()[-2:] for said in said_by_two(script, tmp_path / "meeting", way)]
+    found = [said.splitlines()[-2:] for said in said_by_two("checkpoints", tmp_path, way)]
     errors, digests = zip(*found, strict=True)
     assert all(float(e) < 0.05 for e in errors)
     assert digests[0] == digests[1]

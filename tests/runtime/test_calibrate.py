@@ -1,7 +1,6 @@
 import collections
 import copy
 import gc
-from pathlib import Path
 
 import fewbit
 import numpy as np
@@ -22,11 +21,6 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 EDGES = ruler.edges()
-
-
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
 
 
 def mlp(*activations, width=8, dtype=torch.float32):
@@ -593,8 +587,7 @@ def test_it_is_on_the_lazy_face():
 
 @pytest.mark.deep
 def test_two_processes_measure_together(tmp_path):
-    script = Path(__file__).parents[1] / "support" / "parallel_calibration.py"
-    one, two = (text.splitlines() for text in said_by_two(script, tmp_path / "meeting"))
+    one, two = (text.splitlines() for text in said_by_two("calibration", tmp_path))
     assert one == two and len(one) == 3, (one, two)
     for line in one[:2]:  # each with a half of the batches; one with all of them
         assert line.startswith(f"4 {[4 * 32 * 64] * 2} True"), line

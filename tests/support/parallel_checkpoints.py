@@ -8,20 +8,18 @@ import sys
 
 import fewbit
 import torch
-from processes import group_of_two
+from processes import group_of_two, sharded
+from small_modules import llama
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from transformers import LlamaConfig, LlamaForCausalLM
 
 rank, meeting, way = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 
 
 def model() -> nn.Module:
     torch.manual_seed(0)
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 64}
-    config = LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, use_cache=False)
-    config._attn_implementation = "fewbit"
-    return LlamaForCausalLM(config).train()
+    how = {"use_cache": False, "attn_implementation": "fewbit"}
+    return llama(inner=96, words=64, num_key_value_heads=2, **how).train()
 
 
 def step(found: nn.Module, ids: torch.Tensor) -> torch.Tensor:
@@ -43,13 +41,9 @@ with group_of_two(rank, meeting):
         fewbit.checkpoint(own)
         own = DistributedDataParallel(own)
     else:
-        from torch.distributed.fsdp import fully_shard
-
         if way == "checkpointed, sharded":
             fewbit.checkpoint(own)
-        for block in own.model.layers:
-            fully_shard(block)
-        fully_shard(own)
+        sharded(own, own.model.layers)
         if way == "sharded, checkpointed":
             fewbit.checkpoint(own)
     found = step(own, mine)

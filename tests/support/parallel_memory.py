@@ -9,7 +9,7 @@ import sys
 import fewbit
 import torch
 from plan_cases import Net, batch
-from processes import group_of_two
+from processes import group_of_two, sharded
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
@@ -25,13 +25,7 @@ def wrapped(model, kind):
         # Both ranks make the same weights. The buffer from which DDP would send them, gloo frees when it likes to.
         takes = inspect.signature(DistributedDataParallel).parameters
         return DistributedDataParallel(model, **{"init_sync": False} if "init_sync" in takes else {})
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    mesh = init_device_mesh("cpu", (2,))
-    for layer in model.layers:
-        fully_shard(layer, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+    return sharded(model, model.layers)
 
 
 def peak_of_step(recorded):

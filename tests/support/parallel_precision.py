@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from fewbit import MixedPrecision
 from fewbit.layers import Conv2d, Linear
-from processes import PROCESSES, group_of_two
+from processes import KINDS, PROCESSES, group_of_two
 from torch import nn
 
 
@@ -35,26 +35,14 @@ def trained(rank):
     print("one model", flush=True)
 
 
-def sharded(model):
-    from torch.distributed.fsdp import fully_shard
-
-    mesh = dist.device_mesh.init_device_mesh("cpu", (PROCESSES,))
-    for layer in model:
-        if isinstance(layer, Linear):
-            fully_shard(layer, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
-
-
-KINDS = {"alone": lambda model: model, "ddp": nn.parallel.DistributedDataParallel}
-if hasattr(torch.cpu.Stream, "record_event"):
-    KINDS["fsdp"] = sharded
+WAYS = {"alone": lambda model: model, **KINDS}
 
 
 def allocated(kind, quantizer, rank):
     torch.manual_seed(0)
     model = nn.Sequential(Linear(64, 64), nn.GELU(), Linear(64, 128), nn.GELU(), Linear(128, 8))
     precision = MixedPrecision(model, 2.5, quantizer=quantizer)
-    parallel = KINDS[kind](model)
+    parallel = WAYS[kind](model)
     draw = torch.Generator().manual_seed(1)
     for step in range(4):
         # Halves of other magnitudes, and the second time of other sizes.
@@ -86,6 +74,6 @@ if __name__ == "__main__":
     with group_of_two(rank := int(sys.argv[1]), sys.argv[2]):
         trained(rank)
         uneven(rank)
-        for kind in KINDS:
+        for kind in WAYS:
             for quantizer in ("groups", "rotated"):
                 allocated(kind, quantizer, rank)

@@ -7,19 +7,11 @@ import fewbit
 import torch
 from fewbit.quantizers import PerGroup
 from plan_cases import Gated, planned_by
-from processes import PROCESSES, group_of_two
+from processes import HAS_FSDP, PROCESSES, group_of_two, sharded
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-
-
-def sharded(mesh):
-    model = made()
-    for layer in model.layers:
-        fully_shard(layer, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
 
 
 def tensor_parallel(mesh, local=False):
@@ -153,5 +145,5 @@ with group_of_two(rank, meeting):
     compare("tensor-parallel", lambda: tensor_parallel(device_mesh), None)
     planned_after(device_mesh)
     pipeline()
-    if hasattr(torch.cpu.Stream, "record_event"):  # else FSDP2 of this torch does not run on the CPU
-        compare("fsdp", lambda: sharded(device_mesh), "fsdp:2")
+    if HAS_FSDP:
+        compare("fsdp", lambda: sharded(model := made(), model.layers), "fsdp:2")

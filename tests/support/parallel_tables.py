@@ -4,25 +4,8 @@ import sys
 
 import fewbit
 import torch
-import torch.distributed as dist
-from processes import PROCESSES, group_of_two
+from processes import KINDS, group_of_two
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-
-
-def sharded(model):
-    from torch.distributed.fsdp import fully_shard
-
-    mesh = dist.device_mesh.init_device_mesh("cpu", (PROCESSES,))
-    for layer in model:
-        if isinstance(layer, nn.Linear):
-            fully_shard(layer, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
-
-
-KINDS = {"ddp": DistributedDataParallel}
-if hasattr(torch.cpu.Stream, "record_event"):
-    KINDS["fsdp"] = sharded
 
 rank, meeting = int(sys.argv[1]), sys.argv[2]
 with group_of_two(rank, meeting):

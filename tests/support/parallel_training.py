@@ -10,7 +10,7 @@ import fewbit
 import torch
 import torch.distributed as dist
 from fewbit.nn import GatedMLP
-from processes import PROCESSES, group_of_two
+from processes import PROCESSES, group_of_two, sharded
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
@@ -40,12 +40,7 @@ def gradients(model, x):
 def parallel(kind, model):
     """The model as this kind of parallelism wraps it; of a gated MLP a projection may be sharded by itself."""
     if kind == "fsdp":
-        from torch.distributed.fsdp import fully_shard
-
-        mesh = dist.device_mesh.init_device_mesh("cpu", (PROCESSES,))
-        for layer in model:
-            fully_shard(layer.down_proj if getattr(layer, "fused", False) else layer, mesh=mesh)
-        return fully_shard(model, mesh=mesh)
+        return sharded(model, [layer.down_proj if getattr(layer, "fused", False) else layer for layer in model])
     if kind == "ddp-compiled":
         model = torch.compile(model, backend="aot_eager")
     return nn.parallel.DistributedDataParallel(model)

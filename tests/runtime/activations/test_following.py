@@ -3,7 +3,6 @@
 import copy
 import io
 import pickle
-from pathlib import Path
 
 import fewbit
 import pytest
@@ -352,8 +351,7 @@ def test_an_adaptation_of_ones_own():
 @pytest.fixture(scope="module")
 def said(tmp_path_factory):
     """What two processes that train together say, replicated and sharded."""
-    script = Path(__file__).parents[2] / "support" / "parallel_tables.py"
-    return said_by_two(script, tmp_path_factory.mktemp("tables") / "meeting")
+    return said_by_two("tables", tmp_path_factory.mktemp("tables"))
 
 
 @pytest.mark.deep

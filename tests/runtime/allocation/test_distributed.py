@@ -1,16 +1,12 @@
 """Mixed precision in two processes: they share out bits together, and the weights stay one."""
 
-from pathlib import Path
-
 import pytest
 from processes import said_by_two
-
-SCRIPT = Path(__file__).parents[2] / "support" / "parallel_precision.py"
 
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory):
-    return [text.splitlines() for text in said_by_two(SCRIPT, tmp_path_factory.mktemp("bits") / "meeting")]
+    return [text.splitlines() for text in said_by_two("precision", tmp_path_factory.mktemp("bits"))]
 
 
 def test_the_weights_stay_one(said):

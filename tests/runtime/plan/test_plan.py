@@ -3,7 +3,6 @@
 import copy
 import pickle
 from itertools import pairwise
-from pathlib import Path
 
 import fewbit
 import pytest
@@ -365,8 +364,7 @@ class TestRefreshing:
 class TestSeveralProcesses:
     @pytest.mark.deep
     def test_take_the_same_plan_and_train_by_it(self, tmp_path):
-        script = Path(__file__).parents[2] / "support" / "parallel_plans.py"
-        one, two = (said.splitlines() for said in said_by_two(script, tmp_path / "meeting"))
+        one, two = (said.splitlines() for said in said_by_two("plans", tmp_path))
         (plan,) = (line for line in one if line.startswith("plan"))
         assert "groups" in plan and plan in two
         (gradient,) = (line for line in one if line.startswith("gradient"))
@@ -377,8 +375,7 @@ class TestSeveralProcesses:
     @pytest.mark.deep
     @pytest.mark.parametrize("kind", ["ddp", FSDP])
     def test_their_memory_is_as_predicted(self, kind, tmp_path):
-        script = Path(__file__).parents[2] / "support" / "parallel_memory.py"
-        for said in said_by_two(script, tmp_path / "meeting", kind):
+        for said in said_by_two("memory", tmp_path, kind):
             (line,) = (line for line in said.splitlines() if line.startswith("budget"))
             budget, predicted, measured = (int(word) for word in line.split()[1::2])
             assert predicted <= budget

@@ -1,17 +1,13 @@
 """After sharding: hooks, checkpoints and plans on two processes over gloo; each rank saves its part of a DTensor."""
 
-from pathlib import Path
-
 import pytest
 from processes import HAS_FSDP, said_by_two
-
-SCRIPT = Path(__file__).parents[2] / "support" / "parallel_shards.py"
 
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory):
     """What each process says, by kind."""
-    texts = said_by_two(SCRIPT, tmp_path_factory.mktemp("shards") / "meeting")
+    texts = said_by_two("shards", tmp_path_factory.mktemp("shards"))
     return [{part.partition("\n")[0]: part for part in text.split("kind ")} for text in texts]
 
 
