@@ -32,25 +32,20 @@ def run(code):
     return done.stdout.split()
 
 
-class TestImport:
-    def test_loads_nothing_that_a_name_does_not_ask_for(self):
-        loaded = run("import fewbit, sys; print(*sys.modules)")
-        heavy = {"torch", "numba", "scipy", "numpy", "matplotlib", "click", "fewbit.tables", "fewbit.fewbit_gen"}
-        assert not heavy & set(loaded)
-
-    def test_a_table_takes_numpy_alone(self):
-        loaded = run("import fewbit, sys; fewbit.load_table('gelu'); print(*sys.modules)")
-        assert "numpy" in loaded
-        assert not {"torch", "numba", "scipy", "matplotlib", "click"} & set(loaded)
-
-    def test_the_compiler_never_loads_torch(self):
-        loaded = run("import fewbit, sys; fewbit.solve('gelu', bits=1); print(*sys.modules)")
-        assert "numba" in loaded
-        assert not {"torch", "matplotlib", "click"} & set(loaded)
-
-    def test_looking_at_the_face_loads_nothing(self):
-        loaded = run("import fewbit, sys; dir(fewbit); fewbit.functional; repr(fewbit.memory); print(*sys.modules)")
-        assert not {"torch", "numpy"} & set(loaded)
+@pytest.mark.parametrize(
+    ("code", "takes", "but_not"),
+    [
+        ("", "fewbit", "torch numba scipy numpy matplotlib click fewbit.tables fewbit.fewbit_gen"),
+        ("fewbit.load_table('gelu')", "numpy", "torch numba scipy matplotlib click"),
+        ("fewbit.solve('gelu', bits=1)", "numba", "torch matplotlib click"),
+        ("dir(fewbit); fewbit.functional; repr(fewbit.memory)", "fewbit", "torch numpy"),
+    ],
+    ids=["import", "a table", "the compiler", "looking at the face"],
+)
+def test_nothing_is_loaded_that_a_name_does_not_ask_for(code, takes, but_not):
+    loaded = run(f"import fewbit, sys; {code}\nprint(*sys.modules)")
+    assert takes in loaded
+    assert not set(but_not.split()) & set(loaded)
 
 
 class TestWithoutTorch:
@@ -60,8 +55,6 @@ class TestWithoutTorch:
     @pytest.mark.parametrize("name", ["GELU", "functional.gelu", "memory.profile"])
     def test_the_runtime_says_what_to_install(self, name):
         code = f"""
-from pathlib import Path
-
 import fewbit
 try:
     fewbit.{name}
@@ -78,8 +71,6 @@ except ModuleNotFoundError as error:
         code = (
             NO_TORCH.replace('"torch"', '"scipy"')
             + """
-from pathlib import Path
-
 import fewbit
 try:
     fewbit.solve
@@ -101,21 +92,17 @@ def test_no_hint_installs_fewbit_from_an_index():
 
 
 class TestNames:
-    @pytest.mark.parametrize("name", sorted(set(fewbit.__all__) - set(RUNTIME)))
+    @pytest.mark.parametrize(
+        "name",
+        [*sorted(set(fewbit.__all__) - set(RUNTIME)), *(pytest.param(name, marks=needs_torch) for name in RUNTIME)],
+    )
     def test_every_public_name_is_there(self, name):
         assert getattr(fewbit, name) is getattr(fewbit, name)
 
-    @needs_torch
-    @pytest.mark.parametrize("name", RUNTIME)
-    def test_every_name_of_the_runtime_is_there(self, name):
-        assert getattr(fewbit, name) is getattr(fewbit, name)
-
-    def test_all_is_sorted_and_without_repeats(self):
+    def test_all_is_sorted_and_without_repeats_and_dir_lists_it(self):
         names = [name for name in fewbit.__all__ if not name.startswith("_")]
         assert names == sorted(set(names))
         assert len(fewbit.__all__) == len(set(fewbit.__all__))
-
-    def test_dir_lists_them(self):
         assert set(fewbit.__all__) <= set(dir(fewbit))
 
     @pytest.mark.parametrize("name", ["gelu", "Gelu", "convrt", "_nothing", "__nothing__"])
@@ -142,16 +129,13 @@ class TestSubmodules:
     """They live in `runtime`; users find them one floor up."""
 
     @pytest.mark.parametrize("name", fewbit._SUBMODULES)
-    def test_shows_what_its_home_has(self, name):
+    def test_shows_what_its_home_has_and_is_imported_like_any_module(self, name):
         home = importlib.import_module(f"fewbit{fewbit._SUBMODULES[name]}")
         public = [key for key in vars(home) if not key.startswith("_")]
         assert public
         assert set(public) <= set(dir(getattr(fewbit, name)))
         for key in public:
             assert getattr(getattr(fewbit, name), key) is getattr(home, key)
-
-    @pytest.mark.parametrize("name", fewbit._SUBMODULES)
-    def test_is_imported_like_any_module(self, name):
         assert importlib.import_module(f"fewbit.{name}") is getattr(fewbit, name)
 
     def test_its_names_are_imported_like_any(self):

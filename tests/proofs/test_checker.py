@@ -232,17 +232,12 @@ def test_a_proof_of_too_many_pairs_of_cells_is_refused_unread(proofs):
         checker.check(proof)
 
 
-def test_a_weight_is_plain_ascii(proofs):
-    for weight in ("uniform:-10,10\n", "uniform:-1_0,10", "uniform:-10,١٠", "uniform: -10,10", "uniform:-inf,10"):
+def test_a_weight_is_plain_ascii_and_not_a_page(proofs):
+    """What was proven is one line, and the weight is part of it."""
+    strange = "uniform:-10,10\n", "uniform:-1_0,10", "uniform:-10,١٠", "uniform: -10,10", "uniform:-inf,10"
+    for weight in (*strange, f"uniform:-{'0' * 1000}10,10"):
         with pytest.raises(checker.Refused, match="unknown kind, activation or weight"):
             checker.check(proofs["shared"] | {"table": proofs["shared"]["table"] | {"weight": weight}})
-
-
-def test_a_weight_of_a_page_is_refused(proofs):
-    """What was proven is one line, and the weight is part of it."""
-    table = proofs["shared"]["table"] | {"weight": f"uniform:-{'0' * 1000}10,10"}
-    with pytest.raises(checker.Refused, match="unknown kind, activation or weight"):
-        checker.check(proofs["shared"] | {"table": table})
 
 
 def test_the_error_counts_what_lies_beyond_the_twelve_deviations_that_are_integrated():
