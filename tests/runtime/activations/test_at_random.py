@@ -195,6 +195,7 @@ class TestRounding:
             fewbit.Softplus(beta=5, bits=1, rounding="stochastic"),
             fewbit.ELU(0.5, inplace=False, bits=2, rounding="stochastic"),
             fewbit.FewBit("x*sigmoid(1.7*x)", bits=2, rounding="stochastic"),
+            torch.compile(fewbit.GELU(bits=2, rounding="stochastic"), fullgraph=True, backend="aot_eager"),
             lambda x: fewbit.functional.silu(x, bits=2, rounding="stochastic"),
             lambda x: fewbit.functional.gelu(x, bits=2, rounding="stochastic"),
             lambda x: fewbit.functional.activation(x, "tanh(x)", bits=2, rounding="stochastic"),
@@ -244,8 +245,3 @@ class TestRounding:
         with pytest.raises(FewbitError, match=says) as raised:
             make()
         assert "\n" not in str(raised.value)
-
-    def test_compiled_draws_anew_in_each_step(self):
-        act = torch.compile(fewbit.GELU(bits=2, rounding="stochastic"), fullgraph=True, backend="aot_eager")
-        one, two = self.levels_of(act)
-        assert not torch.equal(one, two)

@@ -204,13 +204,11 @@ class TestLeftToTorch:
 
 
 class TestBlocks:
-    def test_end(self):
+    def test_end_by_an_error_too(self):
         x = values()
         with few_bit():
             pass
         assert torch.uint8 not in record(F.gelu, x)[2]
-
-    def test_end_by_an_error_too(self):
         with pytest.raises(RuntimeError), few_bit(exclude="relu"):
             torch.relu(torch.zeros(2, dtype=torch.complex64))
         assert torch.uint8 not in record(F.gelu, values())[2]

@@ -196,19 +196,11 @@ class TestConversion:
         assert "5" not in kept
         assert [type(m) for m in torch_again(model)] == [type(m) for m in make()]
 
-    @pytest.mark.parametrize(
-        ("arguments", "message"),
-        [
-            ({"bits": 1, "relu_codes": True}, "bits with relu is an integer from 2 to 8, not 1"),
-        ],
-    )
-    def test_numbers_are_checked(self, arguments, message):
+    def test_numbers_and_quantizers_are_checked(self):
         model = network()
-        with pytest.raises(FewbitError, match=message):
-            value_aware(model, **arguments)
+        with pytest.raises(FewbitError, match="bits with relu is an integer from 2 to 8, not 1"):
+            value_aware(model, bits=1, relu_codes=True)
         assert type(model[1]) is nn.ReLU
-
-    def test_a_relu_takes_its_own_quantizer_only(self):
         with pytest.raises(FewbitError, match="relu=True"):
             ValueAwareReLU(quantizer=Outlier())
 

@@ -98,19 +98,36 @@ class TestLeftAlone:
         result.sum().backward()
         return counting.shapes
 
-    def test_parameters_and_leaves(self):
-        net, x = nn.Linear(64, 64), torch.randn(64, 64, requires_grad=True)
-        assert self.saved(lambda: net(x)) == []
-
-    def test_views_of_parameters(self):
-        w, x = nn.Parameter(torch.randn(64, 64)), torch.randn(64, 64, requires_grad=True)
-        assert self.saved(lambda: (x @ w.t()) * w[:, None].squeeze(1)) == [(64, 64)]  # the product alone
-
-    def test_frozen_parameters(self):
-        net, x = nn.Linear(64, 64), torch.randn(64, 64, requires_grad=True)
-        net.requires_grad_(False)
-        assert self.saved(lambda: net(x)) == []
-        assert self.saved(lambda: x @ net.weight.t()) == []
+    @pytest.mark.parametrize(
+        ("call", "shapes"),
+        [
+            (lambda x, w, c: F.linear(x, w), []),
+            (lambda x, w, c: (x @ w.t()) * w[:, None].squeeze(1), [(64, 64)]),  # the product alone
+            (lambda x, w, c: F.linear(x, w.requires_grad_(False)), []),
+            (lambda x, w, c: x @ w.requires_grad_(False).t(), []),
+            (lambda x, w, c: x * c, []),
+            (lambda x, w, c: F.linear(c, x), []),
+            (lambda x, w, c: F.layer_norm((x * 2).repeat(32, 1), (64,)), [(2048, 64)]),
+            (lambda x, w, c: F.embedding(torch.arange(2000) % 50, x), []),
+            (lambda x, w, c: (x * 2)[(x > 0)], []),
+            (lambda x, w, c: torch.fft.fft(x).exp().real, []),
+            (lambda x, w, c: fewbit.functional.gelu(x * 2, bits=3), []),
+        ],
+        ids=[
+            *(
+                "parameters and leaves",
+                "views of parameters",
+                "frozen",
+                "views of frozen",
+                "constants",
+                "before a leaf",
+            ),
+            *("statistics", "integers", "booleans", "complex numbers", "few-bit codes"),
+        ],
+    )
+    def test_all_but_values_of_the_graph(self, call, shapes):
+        x, w, c = torch.randn(64, 64, requires_grad=True), nn.Parameter(torch.randn(64, 64)), torch.rand(64, 64)
+        assert self.saved(lambda: call(x, w, c)) == shapes
 
     def test_weights_that_autocast_has_cast(self):
         net, x = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 32)), torch.randn(100, 64)
@@ -128,18 +145,6 @@ class TestLeftAlone:
         assert self.saved(lambda: (x * 2).exp()) == []
         assert self.saved(lambda: (x * 2).exp(), smallest=100) == [(10, 10)]
 
-    def test_statistics(self):
-        x = torch.randn(2000, 64, requires_grad=True)
-        shapes = self.saved(lambda: F.layer_norm(x * 2, (64,)))
-        assert shapes == [(2000, 64)]
-
-    def test_integers_booleans_and_complex_numbers(self):
-        table = torch.randn(50, 64, requires_grad=True)
-        index = torch.randint(0, 50, (2000,))
-        assert self.saved(lambda: F.embedding(index, table)) == []
-        assert self.saved(lambda: (table * 2)[(table > 0)]) == []
-        assert self.saved(lambda: torch.fft.fft(table).exp().real) == []
-
     def test_what_is_to_be_kept(self):
         x = torch.randn(64, 64, requires_grad=True)
         h = x * 2
@@ -149,11 +154,6 @@ class TestLeftAlone:
         h = x * 2
         assert self.saved(lambda: x * h.t(), keep=iter([h])) == []
 
-    def test_constants(self):
-        x, mask = torch.randn(64, 64, requires_grad=True), torch.rand(64, 64)
-        assert self.saved(lambda: x * mask) == []
-        assert self.saved(lambda: F.linear(mask, x)) == []
-
     def test_what_would_not_get_smaller(self):
         x = torch.randn(2000, 2, requires_grad=True)
         with compress_saved_tensors(PerGroup(8)):
@@ -161,9 +161,9 @@ class TestLeftAlone:
         y.sum().backward()
         assert torch.equal(x.grad, 2 * y)
 
-    def test_few_bit_codes(self):
-        x = torch.randn(100, 64, requires_grad=True)
-        assert self.saved(lambda: fewbit.functional.gelu(x * 2, bits=3)) == []
+
+def views(h):
+    return [h.t(), h.view(-1), h.view(8, 8, 64).permute(2, 0, 1), h[3:60, ::2], h.view(-1)[7:4000]]
 
 
 class TestOneStorage:
@@ -179,33 +179,22 @@ class TestOneStorage:
         assert (ours - x.grad).norm() < 0.02 * x.grad.norm()
         return counting.shapes
 
-    def test_saved_twice_is_compressed_once(self):
-        assert self.shapes(lambda h: (h.sin() + h.cos()).sum()) == [(64, 64)]
-
-    def test_views_share(self):
-        def call(h):
-            parts = [h.t(), h.view(-1), h.view(8, 8, 64).permute(2, 0, 1), h[3:60, ::2], h.view(-1)[7:4000]]
-            return h.sin().sum() + sum(part.cos().sum() for part in parts)
-
-        assert self.shapes(call) == [(64, 64)]
-
-    def test_parts_have_codes_of_their_own(self):
-        assert self.shapes(lambda h: (h[:32].sin() * 1).sum() + h[32:].cos().sum()) == [(32, 64), (32, 64)]
-
-    def test_expanded_tensors_are_compressed_without_repeats(self):
-        def call(h):
-            return h.unsqueeze(1).expand(64, 5, 64).sin().sum()
-
-        assert self.shapes(call) == [(64, 1, 64)]
-
-    def test_gaps(self):
-        assert self.shapes(lambda h: h[:, :48].sin().sum()) == [(64, 48)]
+    @pytest.mark.parametrize(
+        ("call", "expected"),
+        [
+            (lambda h: (h.sin() + h.cos()).sum(), [(64, 64)]),
+            (lambda h: h.sin().sum() + sum(part.cos().sum() for part in views(h)), [(64, 64)]),
+            (lambda h: (h[:32].sin() * 1).sum() + h[32:].cos().sum(), [(32, 64), (32, 64)]),
+            (lambda h: h.unsqueeze(1).expand(64, 5, 64).sin().sum(), [(64, 1, 64)]),
+            (lambda h: h[:, :48].sin().sum(), [(64, 48)]),
+        ],
+        ids=["saved twice", "views", "parts have codes of their own", "expanded, without repeats", "gaps"],
+    )
+    def test_is_compressed_once(self, call, expected):
+        assert self.shapes(call) == expected
 
     def test_overlapping_windows_come_back(self):
-        def call(h):
-            return h.view(-1).unfold(0, 128, 64).sin().sum()
-
-        self.shapes(call)
+        self.shapes(lambda h: h.view(-1).unfold(0, 128, 64).sin().sum())
 
     def test_what_was_changed_in_place_is_another_tensor(self):
         x, z = torch.randn(64, 64, requires_grad=True), torch.rand(64, 64, requires_grad=True)
@@ -430,16 +419,17 @@ class TestBits:
     def test_activations_get_one_more_and_scores_two(self, function, more):
         assert self.kept(function) - self.kept(function, finer=False) == more * 64 * 64 // 8
 
-    def test_never_more_than_eight(self):
-        assert self.kept(lambda x, w: x.softmax(-1), PerGroup(8)) == self.kept(
-            lambda x, w: x.softmax(-1), PerGroup(8), finer=False
-        )
-
     @pytest.mark.parametrize(
-        "quantizer", [Outlier(3), PerGroup(2, levels=fewbit.solve("gelu", bits=2, kind="stochastic"))]
+        ("function", "quantizer"),
+        [
+            (F.gelu, Outlier(3)),
+            (F.gelu, PerGroup(2, levels=fewbit.solve("gelu", bits=2, kind="stochastic"))),
+            (lambda x: x.softmax(-1), PerGroup(8)),
+        ],
+        ids=["another quantizer", "levels of a table", "eight bits"],
     )
-    def test_other_quantizers_and_those_of_a_table_keep_theirs(self, quantizer):
-        kept = [self.kept(lambda x, w: F.gelu(x), quantizer, finer=finer) for finer in (True, False)]
+    def test_what_has_no_finer_codes_keeps_its_own(self, function, quantizer):
+        kept = [self.kept(lambda x, w: function(x), quantizer, finer=finer) for finer in (True, False)]
         assert kept[0] == kept[1]
 
     @pytest.mark.parametrize("converted", [False, True])
