@@ -22,7 +22,7 @@ from ..tables import load_table
 from ..tables.compiling import NotCompiledError, refused_compilation, silent_compilation
 from .backends.reference import activation as activations
 from .backends.reference import fixed_point, outlier, per_group, preact, rotated
-from .tensors.table_registry import register_table
+from .tensors.levels import register_table
 from .tensors.traits import KINDS, name_of
 
 # Kernels for a GPU are compiled for each dtype and number of bits, which takes a second each.

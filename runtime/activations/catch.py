@@ -27,7 +27,7 @@ from ..backends.forwards import forward_of
 from ..backends.torch_functions import gelu_function, torch_function
 from ..tensors.traits import DTYPES
 from . import functional
-from .table_lookup import DEFAULT_BITS, Rounding, TableOrPath, check_rounding, key_for_activation, read_tables
+from .arguments import DEFAULT_BITS, Rounding, TableOrPath, check_rounding, key_for_activation, read_tables
 
 __all__ = ["few_bit"]
 
@@ -48,13 +48,8 @@ CAUGHT: dict[Function, tuple[str, bool]] = {
 _NAMES = tuple(row.name for row in ROWS if row.in_torch)
 
 
-class _Decision(threading.local):
-    """Whether an inner block has left the running call to torch, so that the outer blocks leave it too."""
-
-    made = False
-
-
-_decision = _Decision()
+# Whether an inner block has left the running call to torch, so that the outer blocks leave it too.
+_decision = threading.local()
 
 
 class few_bit(TorchFunctionMode):
@@ -112,7 +107,7 @@ class few_bit(TorchFunctionMode):
         """Return the result of `func`, or of its few-bit form; torch calls this with the mode itself switched off."""
         kwargs = kwargs or {}
         name, inplace = CAUGHT.get(func, (None, False))
-        if name is None or _decision.made or not _fits(args, kwargs):
+        if name is None or getattr(_decision, "made", False) or not _fits(args, kwargs):
             return func(*args, **kwargs)
         if name not in self._names:
             return _left_to_torch(func, args, kwargs)

@@ -1,4 +1,4 @@
-"""Shared path of every few-bit activation: check its arguments, look up its table, compute f(x) and save codes.
+"""Few-bit activations: the base of their modules, and the path of a call: look up the table, compute f(x), save codes.
 
 Plain tensors, as of training in eager mode, take a path of their own without the dispatcher (`plain_activation`). An op
 goes from Python to torch's dispatcher, to Python for autograd, to the dispatcher again and to Python once more for the
@@ -16,11 +16,12 @@ microseconds):
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, fx, nn
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 
 from ...tables import FewbitError, Table
 from ...tables.errors import shown
@@ -29,18 +30,88 @@ from ..backends.cpu import activation as cpu
 from ..backends.cuda import activation as cuda
 from ..backends.cuda import rounding as cuda_rounding
 from ..backends.forwards import forward_of
-from ..ops.arguments import check_dtype, checked, keys_of, refuse
+from ..ops.declare import check_dtype, checked, keys_of, refuse
+from ..tensors.levels import register_table, register_unpickled, table_of
 from ..tensors.spec import as_dense, with_known_order, with_stride
-from ..tensors.table_registry import table_of
-from ..tensors.traits import is_plain
-from . import transforms
+from ..tensors.traits import DTYPES, is_dense, is_plain
+from .arguments import Rounding, resolve_key, resolve_table
 from .following import FollowingTable
 from .following import apply as follow
-from .table_lookup import Rounding, resolve_key
-from .transforms import keeps
 
-__all__ = ["Swapper", "apply", "keeps", "key_for", "number", "resolve_key"]
+# ---- under torch.func ------------------------------------------------------------------------------------------------
+#
+# grad, vjp, vmap, jacrev and their compositions. `torch.func.grad` always builds a graph of the gradient, so refusing
+# it immediately, as `backward` does with ``create_graph=True``, is not possible. Instead the gradient depends on a
+# `link` to x: an empty tensor that keeps nothing alive, and whose own derivative is refused.
+#
+# Codes are in row-major order here: the strides of a batched tensor are not those of each sample.
 
+
+def are_active() -> bool:
+    """Return whether this call is inside a transform of torch.func."""
+    return torch._C._are_functorch_transforms_active()
+
+
+def keeps(x: Tensor) -> bool:
+    """Return whether a gradient of f(x) is required, and codes must be saved: nested and sparse tensors have none."""
+    if not torch.is_grad_enabled() or not is_dense(x):
+        return False
+    if are_active():
+        while not x.requires_grad and is_functorch_wrapped_tensor(x):  # batched tensors hide it
+            x = get_unwrapped(x)
+    return x.requires_grad
+
+
+class _UnderTransforms(torch.autograd.Function):
+    """x -> f(x), packed codes, link."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, function: str, parameters: Sequence[float], key: str) -> tuple[Tensor, Tensor, Tensor]:
+        y = forward_of(function).call(x, *parameters)
+        return y, ops.encode(x.reshape(-1), key), torch.zeros_like(x.reshape(-1)[:0])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        _, packed, link = output
+        ctx.mark_non_differentiable(packed)
+        ctx.save_for_backward(packed, link)
+        ctx.key = inputs[3]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        packed, link = ctx.saved_tensors
+        return _Gradient.apply(grads[0], packed, link, ctx.key), None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> None:
+        refuse()
+
+
+class _Gradient(torch.autograd.Function):
+    """gradient, codes -> gradient · q(x); the link records that it depends on x as well."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(grad: Tensor, packed: Tensor, link: Tensor, key: str) -> Tensor:
+        return ops.multiply(grad.reshape(-1), packed, key, (1,)).reshape(grad.shape)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> None:
+        refuse()
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> None:
+        refuse()
+
+
+# ---- calls -----------------------------------------------------------------------------------------------------------
 
 _NUMBERS = (int, float, np.integer, np.floating)  # a tuple: torch 2.6's compiler cannot read a union
 
@@ -109,14 +180,14 @@ def apply(
     if not keeps(x):
         forward = overwrite or forward_of(function).call
         return checked(function, x, forward, x, *parameters)
-    if following is not None and not transforms.are_active():
+    if following is not None and not are_active():
         y = follow(x, function, parameters, following)
         return y if overwrite is None else x.copy_(y)
     if _is_at_random(key):
         y = _rounded(x, function, parameters, key, swapper)
         return y if overwrite is None else x.copy_(y)
-    if transforms.are_active():
-        y = transforms.activation(x, function, parameters, key)
+    if are_active():
+        y = _UnderTransforms.apply(x, function, parameters, key)[0]
         return y if overwrite is None else x.copy_(y)
     if torch.compiler.is_compiling():
         # The compiler plans memory; it saves for the backward pass what the op returns.
@@ -184,7 +255,7 @@ def _is_at_random(key: str) -> bool:
 
 def _rounded(x: Tensor, function: str, parameters: tuple[float, ...], key: str, swapper: Swapper | None) -> Tensor:
     """Return f(x), and save codes that are drawn at random: each element's level is f'(x) on average."""
-    if transforms.are_active():
+    if are_active():
         raise FewbitError("tables of kind stochastic work under no transform of torch.func: use shared or interval")
     check_dtype(x, function)
     at_once = x.is_cuda and is_plain(x)
@@ -204,6 +275,7 @@ class ActivationAtRandom(torch.autograd.Function):
         swapper: Swapper | None,
         at_once: bool,
     ) -> Tensor:
+        """Return f(x) and save its codes, in host memory if there is a `swapper`."""
         seeds = ops.draw_seeds(x, 1)
         if at_once:
             y, packed = cuda_rounding.activation(x, function, parameters, key, keys_of(seeds)[0])
@@ -220,6 +292,7 @@ class ActivationAtRandom(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None, None]:
+        """Return gradient · q(x)."""
         (packed,) = ctx.saved_tensors
         if ctx.moved is not None:
             packed = ctx.swapper.back(replace(ctx.moved, host=packed))
@@ -245,3 +318,101 @@ class _Inplace(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         (packed,) = ctx.saved_tensors
         return ops.gradient(grads[0], packed, ctx.key, ctx.stride), None
+
+
+# ---- modules ---------------------------------------------------------------------------------------------------------
+
+# torch.fx cannot trace control flow that depends on values, so it records this call as one node.
+fx.wrap("apply")
+
+
+class FewBitActivation(nn.Module):
+    """Base class of the few-bit activations: torch's function, its parameters and a table.
+
+    Attributes:
+        inplace: whether the input is overwritten.
+        swapper: where codes rounded at random wait for the backward pass; None: on their device.
+        following: the table if it follows the training (`convert` with `adapt`).
+    """
+
+    inplace: bool
+    swapper: Swapper | None = None
+    following: FollowingTable | None = None
+    # Which arguments the `repr` of torch's module shows: see ActivationRow.torch_repr.
+    _shown: ClassVar[Literal["named", "values", "nothing"]] = "named"
+
+    def __init__(
+        self,
+        function: str,
+        arguments: dict[str, float] | None = None,
+        inplace: bool = False,
+        bits: int | None = None,
+        table: Table | None = None,
+        rounding: Rounding | None = None,
+    ) -> None:
+        super().__init__()
+        self.inplace = inplace
+        self._arguments = arguments or {}
+        self._function = function
+        forward = forward_of(function)
+        self._parameters_of_function = tuple(number(n, value, forward.bounds) for n, value in self._arguments.items())
+        self._table = resolve_table(function, self._parameters_of_function, bits, table, rounding)
+        self._key = register_table(self.table)
+        rounded = {forward.as_compared(self._parameters_of_function, dtype) for dtype in DTYPES}
+        self._one_table = table is not None or len(rounded) == 1
+
+    @property
+    def table(self) -> Table:
+        """The table that replaces the derivative (of float64, where torch rounds a parameter for other dtypes)."""
+        return self._table if self.following is None else self.following.table
+
+    @property
+    def bits(self) -> int:
+        """Bits saved for each element; fewer than requested if fewer represent the derivative exactly."""
+        return self.table.bits
+
+    @property
+    def rounding(self) -> Rounding:
+        """``stochastic`` if the gradient is f'(x) on average, ``deterministic`` if x alone determines it."""
+        return "stochastic" if self.table.kind == "stochastic" else "deterministic"
+
+    @property
+    def activation(self) -> str:
+        """The compiler's name of the function, whatever table is used for it: ``softplus(beta=2)``.
+
+        For a callable, which the compiler does not name, ``callable:NAME`` and a number.
+        """
+        return forward_of(self._function).activation_name(self._function, self._parameters_of_function)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return f(input); saves ⌈n/8⌉·bits bytes if a gradient is required."""
+        parameters = self._parameters_of_function
+        key = self._key if self._one_table else key_for(input.dtype, self._function, parameters)
+        return apply(input, self._function, parameters, key, self.inplace, self.swapper, self.following)
+
+    def stop_following(self) -> None:
+        """Keep the table in use from now on."""
+        if self.following is not None:
+            self._table, self.following = self.following.table, None
+            self._key = register_table(self._table)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._key = register_unpickled(self)  # the module may be unpickled in another process
+        parameters = vars(self).get("_parameters_of_function")
+        if not isinstance(parameters, tuple) or not all(isinstance(value, int | float) for value in parameters):
+            raise FewbitError(f"a pickled {type(self).__name__} holds numbers as parameters, not {shown(parameters)}")
+
+    def _torch_repr(self) -> list[str]:
+        """Return the arguments as the `repr` of torch's module shows them."""
+        if self._shown == "nothing":
+            return []
+        if self._shown == "values":
+            return [f"{value}" for value in self._arguments.values()]
+        shown = [f"{name}={value}" for name, value in self._arguments.items()]
+        return [*shown, "inplace=True"] if self.inplace else shown
+
+    def extra_repr(self) -> str:
+        """Return torch's own arguments and the number of bits."""
+        rounding = [] if self.rounding == "deterministic" else ["rounding='stochastic'"]
+        return ", ".join([*self._torch_repr(), f"bits={self.bits}", *rounding])

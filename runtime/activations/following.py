@@ -13,7 +13,7 @@ fiftieth of the weight stays the default's: inputs may move to where the last ba
 With torch.distributed counts are summed over all processes, which therefore have the same tables.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -26,11 +26,11 @@ from ...tables import FewbitError, Table
 from ...tables.errors import check_integer, shown
 from ...tables.table import Kind, table_from_dict, table_to_dict
 from .. import ops
-from ..ops.arguments import check_dtype, refuse
+from ..ops.declare import check_dtype, refuse
 from ..tensors.graphs import in_backward, new_handle
+from ..tensors.levels import register_table
 from ..tensors.spec import with_known_order
-from ..tensors.table_registry import register_table
-from .table_lookup import WEIGHT_OF_KIND
+from .arguments import WEIGHT_OF_KIND
 
 if TYPE_CHECKING:
     from ..tensors.input_histogram import InputHistogram
@@ -213,17 +213,15 @@ class Adaptation:
         counts = is_due(self.steps, self.every)
         self.steps, self._since = self.steps + 1, 0 if counts else self._since + 1
         if self._since == 1:
-            for name, row in self._counted():
-                one = self.following[name]
-                self._coming[name] = _solver().submit(_solved, name, one.activation, row, one.bits, one.kind)
+            self._solve()
         if self._since == _AFTER or is_due(self.steps, self.every):
             self._exchange()
         if counts:
             for one in self.following.values():
                 one.count()
 
-    def _counted(self) -> Iterator[tuple[str, Any]]:
-        """Yield the counts of each activation that a gradient reached, summed over all processes, float64 (BINS,)."""
+    def _solve(self) -> None:
+        """Begin to solve tables for the counts of each activation with gradients, summed over all processes."""
         from ..tensors.input_histogram import BINS
 
         found = {name: one.counts for name, one in self.following.items()}
@@ -236,7 +234,8 @@ class Adaptation:
             torch.distributed.all_reduce(counts)
         for name, row in zip(found, counts.cpu().numpy(), strict=True):
             if row.sum() > 0:
-                yield name, row
+                one = self.following[name]
+                self._coming[name] = _solver().submit(_solved, name, one.activation, row, one.bits, one.kind)
 
     def _exchange(self) -> None:
         """Use the tables that were solved; wait for them if they are not ready."""
@@ -279,7 +278,9 @@ class Adaptation:
         self.every, self.steps, self._since = every, steps, since
         for name, table in tables.items():
             self.following[name].use(table)
-        self._coming = {name: _ready(table) for name, table in coming.items()}
+        self._coming = {name: Future() for name in coming}
+        for name, table in coming.items():
+            self._coming[name].set_result(table)
         for name, one in self.following.items():
             one.stop()
             if name in counts:
@@ -298,12 +299,6 @@ class Adaptation:
 def _solver() -> ThreadPoolExecutor:
     """Return the thread that solves tables: one, so that training keeps the other cores."""
     return ThreadPoolExecutor(1, thread_name_prefix="fewbit-tables")
-
-
-def _ready(table: Table) -> "Future[Table]":
-    future: Future[Table] = Future()
-    future.set_result(table)
-    return future
 
 
 def is_due(step: int, every: int) -> bool:

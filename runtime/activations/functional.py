@@ -27,10 +27,9 @@ from torch import Tensor
 
 from ...tables import Table
 from ..backends.torch_functions import gelu_function
+from .arguments import Custom, Rounding, custom, solve_custom
 from .dispatch import apply, keeps, key_for, number, resolve_key
 from .gated import geglu, glu, reglu, swiglu
-from .table_lookup import Rounding
-from .user_functions import Custom, custom, solve_custom
 
 
 def gelu(

@@ -9,9 +9,9 @@ from ...tables.errors import shown
 from ..backends.torch_functions import gelu_function
 from ..quantizers.kinds import QuantizerKind
 from ..tensors.glu_parts import DEFAULT_COPY_BITS, GLUPlan, Keep, check_copy_bits, check_keep
-from ..tensors.table_registry import register_unpickled, table_of
+from ..tensors.levels import register_unpickled, table_of
+from .arguments import Rounding
 from .gated import CopyBits, apply, plan_of
-from .table_lookup import Rounding
 
 __all__ = ["GEGLU", "GLU", "GatedHalves", "ReGLU", "SwiGLU"]
 

@@ -18,13 +18,10 @@ from ...tables import FewbitError, Table
 from ...tables.names import callable_name
 from ..backends.activation_spec import ROW_OF_MODULE
 from ..backends.torch_functions import gelu_function
-from ..ops.arguments import check_dtype
-from . import transforms
-from .base import FewBitActivation
-from .dispatch import keeps
+from ..ops.declare import check_dtype
+from .arguments import Rounding, check_frozen, custom, solve_custom
+from .dispatch import FewBitActivation, are_active, keeps
 from .inverted import Keep, check_keep, inverse_of, inverted
-from .table_lookup import Rounding
-from .user_functions import check_frozen, custom, solve_custom
 
 
 class GELU(FewBitActivation):
@@ -73,7 +70,7 @@ class GELU(FewBitActivation):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return f(input); saves ⌈n/8⌉·bits bytes, and the output if it is kept, if a gradient is required."""
-        if self._inverse is not None and keeps(input) and not transforms.are_active():
+        if self._inverse is not None and keeps(input) and not are_active():
             check_dtype(input, "GELU")
             return inverted(input, self._function, self._inverse)
         return super().forward(input)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from .. import ops
-from ..layers.saver import TRACES_SIZES, Saver, Whole, compress_rows, is_held, is_no_smaller, last_innermost
-from ..layers.shared_codes import first_handle
+from ..layers.outlier_saver import first_handle
+from ..layers.saver import TRACES_SIZES, Saver, Whole, is_held, is_no_smaller, last_innermost
 from ..quantizers import Compressed, PerGroup, PerGroupCompressed
 from ..tensors.graphs import new_handle
 from ..tensors.packing import GROUP, SampleBits, most_bytes
@@ -162,7 +162,7 @@ class SampleSaver(Saver):
             self._enter(x)
             return Whole(x)
         if is_compiling():
-            return compress_rows(self, x) if rows else self.compress(x)
+            return self.compress_rows(x) if rows else self.compress(x)
         compressed, owner = precision._recent.found(x) or (None, self)
         if compressed is None:
             if self.host is not None:

@@ -5,7 +5,7 @@
 
 Dynamo leaves a call of `linear_in_graph` for each such head. Where a cross-entropy is all that follows it, or the sum
 of several, as of a head and its adapter, but for views, casts, scales and a cap, the loss becomes one operator,
-`chunked_loss`, which forms the gradients in the forward pass (layers/loss_in_graphs.py); they are what the graph saves,
+`chunked_loss`, which forms the gradients in the forward pass (layers/loss_over_chunks.py); these are what it saves,
 exactly. Models also return their logits: the graph returns hidden states in their place, of which `finish` makes logits
 that are computed when they are read.
 """
@@ -23,8 +23,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
 
 from ..layers.deferred_logits import SUMMED_IN_FLOAT32, deferred, keeps_rows, linear_in_graph
-from ..layers.loss_in_graphs import loss_in_graph
-from ..layers.loss_of_chunk import AS_IT_IS, Squash
+from ..layers.loss_over_chunks import AS_IT_IS, Squash, loss_in_graph
 
 Finish = Callable[[Sequence[Any], Sequence[Any]], list[Any]]
 # What may be done to logits before their loss, by the names of methods and functions.

@@ -13,7 +13,7 @@ from torch._inductor import config, inductor_prims
 
 from ...tables import FewbitError
 from .. import ops
-from ..tensors.table_registry import table_text
+from ..tensors.levels import table_text
 from ..tensors.traits import name_of
 from .codes import (
     Form,

@@ -30,7 +30,7 @@ import torch
 from torch import fx
 from torch._inductor import inductor_prims
 
-from ..layers.loss_in_graphs import chunked_loss
+from ..layers.loss_over_chunks import chunked_loss
 from .attention import argument_names, is_attention
 from .codes import hint
 from .delicate import Delicate, is_tamed, operands_of

@@ -5,5 +5,5 @@ find         the activations of a model, and include and exclude; recognize.py: 
 few_bit_forms    the few-bit forms of activations; neighbours.py: which of them would only add memory
 method       what a method is; actnn, attention, blpa, chunked_loss, gated_mlps, normalizations, vquant: one each
 swap         changes the class of a layer and back, or puts one module in the place of another: all, or nothing
-report       what was replaced, what was left and why; measure.py: the bytes saved on a batch
+report       what was replaced, what was left and why, what stays exact, and the bytes saved on a batch
 """

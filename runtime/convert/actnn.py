@@ -29,8 +29,8 @@ from torch import nn
 from ...tables import FewbitError
 from ...tables.errors import shown
 from .. import layers
+from ..activations.arguments import Rounding, check_rounding
 from ..activations.modules import FewBitActivation
-from ..activations.table_lookup import Rounding, check_rounding
 from ..layers.base import CompressedLayer
 from ..layers.callers import forget_inputs, note_inputs
 from ..layers.huggingface import like
@@ -101,15 +101,6 @@ def check_average_bits(level: Level, bits: object) -> float:
     return bits  # pyright: ignore[reportReturnType]
 
 
-_RECURRENT = (nn.RNNBase, nn.RNNCellBase)
-
-
-def _is_listed(module: nn.Module) -> bool:
-    if isinstance(module, (*_FORMS, nn.Embedding, nn.EmbeddingBag, *_RECURRENT)):
-        return not isinstance(module, FewBitActivation)
-    return like(torch_class(module)) in _FORMS
-
-
 def why_left(module: nn.Module, level: Level) -> str | None:
     """Return the reason that `level` does not convert `module`, or None if it does."""
     if isinstance(module, nn.Embedding | nn.EmbeddingBag):
@@ -127,21 +118,6 @@ def why_left(module: nn.Module, level: Level) -> str | None:
 def is_converted(module: nn.Module) -> bool:
     """Return whether `module` is a compressed layer made by a level."""
     return isinstance(module, CompressedLayer) and swapped_by(module) == "level"
-
-
-def stop_sharing(model: nn.Module) -> None:
-    """Remove the converted layers of `model` from their `MixedPrecision`."""
-    for module in model.modules():
-        precision = precision_of(module) if is_converted(module) else None
-        if precision is not None:
-            precision.remove()
-
-
-def swap_layers(model: nn.Module, swapper: Swapper) -> None:
-    """Swap the compressed tensors of the converted layers of `model` to host memory, all by one `Swapper`."""
-    for module in model.modules():
-        if isinstance(module, CompressedLayer) and is_converted(module):
-            module.saver = SwappingSaver(module.saver, swapper)
 
 
 def expandable_segments() -> str:
@@ -183,6 +159,8 @@ class ActNN(Method):
     """
 
     wants = "layer that this level compresses"
+    asks = "level={level!r}"
+    by = "level"
     compresses_layers = True
     level: str = "L3"
     bits: float | None = None
@@ -195,11 +173,6 @@ class ActNN(Method):
         check_kind(self.quantizer)
         check_rounding(self.rounding)
         check_levels(self.group_levels, None)
-
-    @property
-    def asked(self) -> str:
-        """The config as the report calls it."""
-        return f"level={self.level!r}"
 
     @property
     def activation_bits(self) -> int:
@@ -216,14 +189,23 @@ class ActNN(Method):
 
         The output projection of an attention belongs to the attention and is not listed.
         """
-        found = modules_of(model, _is_listed)
+
+        def is_listed(module: nn.Module) -> bool:
+            if isinstance(module, (*_FORMS, nn.Embedding, nn.EmbeddingBag, nn.RNNBase, nn.RNNCellBase)):
+                return not isinstance(module, FewBitActivation)
+            return like(torch_class(module)) in _FORMS
+
+        found = modules_of(model, is_listed)
         return [layer for layer in found if not any(isinstance(m, nn.MultiheadAttention) for m in layer.around)]
 
     def apply(self, task: Task) -> Applied:
         """Convert the layers and, by the level, allocate their bits and swap their saved tensors to host memory."""
         model, level = task.model, LEVELS[self.level]
         bits = check_average_bits(level, self.bits)
-        stop_sharing(model)
+        for module in model.modules():  # converted layers leave their `MixedPrecision`
+            precision = precision_of(module) if is_converted(module) else None
+            if precision is not None:
+                precision.remove()
         wanted, left = task.sorted(lambda module: why_left(module, level))
         saver = QuantizerSaver(quantizer_of(self.quantizer, int(bits), self.group_levels))
         converted: list[tuple[nn.Module, Replaced]] = []
@@ -243,7 +225,9 @@ class ActNN(Method):
         derivatives: Saver = QuantizerSaver(PerGroup(self.activation_bits, levels=self.group_levels))
         if level.swaps:
             swapper = Swapper()
-            swap_layers(model, swapper)
+            for module in model.modules():
+                if isinstance(module, CompressedLayer) and is_converted(module):
+                    module.saver = SwappingSaver(module.saver, swapper)
             derivatives = SwappingSaver(derivatives, swapper)
             notes.append(f"{self.level}: what layers compress waits in host memory")
         if level.defragments:
@@ -253,8 +237,8 @@ class ActNN(Method):
         inside = parts_of_normalizations(task.found) - taken
         return Applied(model, replaced, left, taken, tuple(notes), derivatives, inside)
 
-    @staticmethod
-    def undo(model: nn.Module) -> nn.Module:
+    @classmethod
+    def undo(cls, model: nn.Module) -> nn.Module:
         """Restore the classes of layers, and stop recording the inputs of the model."""
         for module in model.modules():
             restore(module)

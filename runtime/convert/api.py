@@ -19,19 +19,17 @@ from torch import nn
 
 from ...tables import FewbitError
 from ...tables.names import counted
+from ..activations.arguments import Rounding, TableOrPath
 from ..activations.following import Adaptation, FollowingTable, adaptation_of
 from ..activations.modules import FewBitActivation
-from ..activations.table_lookup import Rounding, TableOrPath
 from ..saved.checkpoint import undo_checkpoint
-from . import exact_functions
 from .adapters import follow_adapters, forget_adapters
 from .few_bit_forms import FewBitForms
-from .find import FITTED, Found, Selectors, activations, unwanted
-from .measure import measure
+from .find import FITTED, Selectors, activations, unwanted
 from .method import Method
 from .neighbours import Neighbours
 from .options import Options, choose_methods, nothing_to_do, undo_methods
-from .report import Report, report_of
+from .report import Report, exact_calls, exact_storages, measure, report_of
 from .swap import all_or_nothing, put, put_back
 
 __all__ = ["Report", "convert", "revert"]
@@ -94,7 +92,7 @@ def convert(
             `include` and `exclude` also select the convolutions and Linears of the chains.
         glu: ``parts``, ``inputs`` or ``exact``: replace gated MLPs such as Llama's and T5's (gated_forms.py) by
             `fewbit.nn.GatedMLP`, which saves its inner tensors in few bits (tensors/glu_parts.py), and let experts with
-            fused weights (expert_forms.py) save theirs so; or a mapping with its keep, copy_bits, quantizer and
+            fused weights (gated_forms.py) save theirs so; or a mapping with its keep, copy_bits, quantizer and
             input_bits, the last not for experts.
         attention: 1 to 8, such as 6: modules that call `scaled_dot_product_attention` save query, key and value in so
             many bits and nothing else, and compute it once more in the backward pass (attention.py).
@@ -145,7 +143,7 @@ def convert(
         with all_or_nothing(model):
             report = _convert(model, options)
             _follow(report, options)
-        return replace(report, exact=tuple(exact_functions.called(report.model)))
+        return replace(report, exact=tuple(exact_calls(report.model)))
 
     def measured(twin: nn.Module, without: Sequence[str]) -> Report:
         return _convert(twin, options, leave=dict.fromkeys(without, ""), by_structure=False)
@@ -155,7 +153,7 @@ def convert(
         report = _convert(model, options, leave=found.only_adds, by_structure=False)
         _follow(report, options)
     rows = tuple(replace(row, saved=found.saved.get(row.name)) for row in report.replaced)
-    exact = exact_functions.measured(found.profile, [row.name for row in (*rows, *report.left)])
+    exact = exact_storages(found.profile, [row.name for row in (*rows, *report.left)])
     return replace(report, replaced=rows, notes=(*report.notes, found.note), exact=tuple(exact))
 
 
@@ -202,7 +200,12 @@ def _convert(
     few.keep_only(found)
     # Drop what would only add memory.
     if by_structure and options.include is None:
-        useless = _only_adding(model, few.by_activation(), unknown_too=not methods.compresses_layers)
+        forms = few.by_activation()
+        neighbours = Neighbours(model, forms)
+        outcomes = {activation: neighbours.outcome(activation, form.function) for activation, form in forms.items()}
+        # The undecided too where layers save what torch's save: most of them only add memory.
+        why = {"adds": ""} if methods.compresses_layers else {"adds": "", "unknown": "; unknown without inputs="}
+        useless = {a: outcome.why + why[outcome.kind] for a, outcome in outcomes.items() if outcome.kind in why}
         skipped |= useless
         few.keep_only([each for each in found if each not in useless])
     # Swap.
@@ -219,26 +222,10 @@ def _convert(
         notes.append(_adapt(root, options.adapt, few.following()))
     # Report.
     left = few.left(found, skipped)
-    if options.asks_for_activations and not methods.chosen and not few.new:
+    if (options.bits is not None or options.methods) and not methods.chosen and not few.new:
         wants = "activation that few bits can stand for"
         notes.append(nothing_to_do(f"bits={methods.activations.bits}", wants, bool(left)))
     return report_of(root, [*few.replaced(), *applied.replaced], [*left, *applied.left], notes)
-
-
-def _only_adding(model: nn.Module, forms: Mapping[Found, Any], unknown_too: bool) -> dict[Found, str]:
-    """Return the activations whose few-bit form would only add memory, with reasons.
-
-    Args:
-        model: with its layers already converted.
-        forms: few-bit forms by activation.
-        unknown_too: whether to include the undecided ones: where layers save what torch's save, most of them only add
-            memory.
-    """
-    neighbours = Neighbours(model, forms)
-    outcomes = {activation: neighbours.outcome(activation, form.function) for activation, form in forms.items()}
-    wanted = ("adds", "unknown") if unknown_too else ("adds",)
-    why = {"adds": "", "unknown": "; unknown without inputs="}
-    return {a: outcome.why + why[outcome.kind] for a, outcome in outcomes.items() if outcome.kind in wanted}
 
 
 def revert(model: nn.Module) -> nn.Module:

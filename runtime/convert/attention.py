@@ -18,7 +18,7 @@ from ..tensors.levels import FITTED
 from .find import Found, modules_of
 from .method import Applied, Method, Task
 from .report import Replaced
-from .swap import restore, restore_all, swap_class, swapped_by, torch_class, was_changed
+from .swap import restore, swap_class, swapped_by, torch_class, was_changed
 
 DEFAULT_BITS = 6  # scores are a product of two rounded tensors, under an exponential
 
@@ -41,15 +41,12 @@ class Attention(Method):
     """
 
     wants = "module that calls scaled_dot_product_attention"
+    asks = "attention={bits}"
+    by = "attention"
     bits: int = DEFAULT_BITS
 
     def __post_init__(self) -> None:
         check_integer("bits", self.bits, 1, 8)
-
-    @property
-    def asked(self) -> str:
-        """The config as the report calls it."""
-        return f"attention={self.bits}"
 
     def candidates(self, model: nn.Module) -> list[Found]:
         """Return the modules that call attention."""
@@ -66,11 +63,6 @@ class Attention(Method):
             vars(module)["saver"] = saver
             replaced.append(Replaced(each.name, name, f"{name}(attention in {self.bits} bits)", self.bits, math.nan))
         return Applied(task.model, tuple(replaced), left)
-
-    @staticmethod
-    def undo(model: nn.Module) -> nn.Module:
-        """Restore the classes of the modules."""
-        return restore_all(model, "attention")
 
 
 def _why_not(module: nn.Module) -> str | None:

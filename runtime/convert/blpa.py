@@ -30,16 +30,12 @@ class BLPA(Method):
     """
 
     wants = "chain of batch normalization, ReLU and Conv or Linear"
+    asks = "fuse_preact={bits}"
     bits: int | None = 4
 
     def __post_init__(self) -> None:
         if self.bits is not None:
             check_bits(self.bits)
-
-    @property
-    def asked(self) -> str:
-        """The config as the report calls it."""
-        return f"fuse_preact={self.bits}"
 
     def candidates(self, model: nn.Module) -> list[Found]:
         """Return the linear part of each chain, which `convert` selects it by."""
@@ -64,8 +60,8 @@ class BLPA(Method):
             task.model, replaced, (*left, *(Left(*row) for row in plan.left)), frozenset(swallowed(task.model))
         )
 
-    @staticmethod
-    def undo(model: nn.Module) -> nn.Module:
+    @classmethod
+    def undo(cls, model: nn.Module) -> nn.Module:
         """Unfuse the chains, so that their links run one by one again."""
         unfuse(model)
         return model

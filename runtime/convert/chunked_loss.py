@@ -7,20 +7,18 @@ read (layers/deferred_logits.py).
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from torch import nn
 
 from ...tables import FewbitError
 from ...tables.errors import shown
 from ..layers.deferred_logits import ChunkedHead
-from ..layers.loss_of_chunk import LossOptions
+from ..layers.loss_over_chunks import LossOptions
 from .find import Found, modules_of
 from .method import Activations, Applied, Method, Task
 from .report import Replaced, one_line
-from .swap import restore, restore_all, swap_class, torch_class, was_changed
+from .swap import restore, swap_class, torch_class, was_changed
 
 __all__ = ["ChunkedLoss"]
 
@@ -48,6 +46,8 @@ class ChunkedLoss(Method):
     """
 
     wants = 'head that fewbit knows: name it, as ChunkedLoss(heads="lm_head")'
+    asks = 'loss="chunked"'
+    by = "loss"
     heads: str | tuple[str, ...] = ()
     chunk_size: int | None = None
 
@@ -58,19 +58,27 @@ class ChunkedLoss(Method):
             raise FewbitError(f"heads are names of modules, as 'lm_head', not {shown(self.heads)}")
 
     @property
-    def asked(self) -> str:
-        """The config as the report calls it."""
-        return 'loss="chunked"'
-
-    @property
     def activations(self) -> Activations:
         """Activations stay as they are."""
         return Activations(None)
 
     def candidates(self, model: nn.Module) -> list[Found]:
         """Return the heads; in place of one with adapters the Linear layers of which its logits are the sum."""
-        named = [self.heads] if isinstance(self.heads, str) else self.heads
-        wanted = {id(part) for head in (_named(model, named) if named else _own(model)) for part in _layers(head)}
+        modules = dict(model.named_modules(remove_duplicate=False))
+        heads: list[nn.Module] = []
+        for name in [self.heads] if isinstance(self.heads, str) else self.heads:
+            if name not in modules:
+                raise FewbitError(f"heads names {shown(name)}, and the model has no module of that name")
+            heads.append(modules[name])
+        if not self.heads:  # those that models of transformers name as theirs
+            finders = (getattr(module, "get_output_embeddings", None) for module in model.modules())
+            own = [find() for find in finders if callable(find)]
+            heads = [head for head in own if isinstance(head, nn.Module)]
+        wanted = set[int]()
+        for head in heads:  # the layers in it that give one number for each word, or the head itself
+            linear = [module for module in head.modules() if isinstance(module, nn.Linear)]
+            words = max((module.out_features for module in linear), default=0)
+            wanted |= {id(part) for part in [m for m in linear if m.out_features == words] or [head]}
         return modules_of(model, lambda module: id(module) in wanted)
 
     def apply(self, task: Task) -> Applied:
@@ -84,41 +92,12 @@ class ChunkedLoss(Method):
             replaced.append(Replaced(each.name, was, f"layers.{one_line(module)}", math.nan, math.nan))
         return Applied(task.model, tuple(replaced), left, frozenset(id(module) for _, module in wanted))
 
-    @staticmethod
-    def undo(model: nn.Module) -> nn.Module:
-        """Restore the classes of the heads."""
-        return restore_all(model, "loss")
-
 
 def read_loss(loss: object) -> ChunkedLoss:
     """Return the config that `loss` stands for; raise `FewbitError` if it is not ``chunked``."""
     if loss != "chunked":
         raise FewbitError(f"loss is 'chunked', not {shown(loss)}")
     return ChunkedLoss()
-
-
-def _named(model: nn.Module, names: Any) -> Iterator[nn.Module]:
-    modules = dict(model.named_modules(remove_duplicate=False))
-    for name in names:
-        if name not in modules:
-            raise FewbitError(f"heads names {shown(name)}, and the model has no module of that name")
-        yield modules[name]
-
-
-def _own(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the heads that models of transformers name as theirs."""
-    for module in model.modules():
-        find = getattr(module, "get_output_embeddings", None)
-        head = find() if callable(find) else None
-        if isinstance(head, nn.Module):
-            yield head
-
-
-def _layers(head: nn.Module) -> list[nn.Module]:
-    """Return the Linear layers inside a head that give one number for each word; the head itself if there are none."""
-    linear = [module for module in head.modules() if isinstance(module, nn.Linear)]
-    words = max((module.out_features for module in linear), default=0)
-    return [module for module in linear if module.out_features == words] or [head]
 
 
 def why_not(module: nn.Module) -> str | None:

@@ -8,8 +8,8 @@ from typing import Any
 from torch import nn
 
 from ...tables import FewbitError, Table
+from ..activations.arguments import DEFAULT_BITS, key_for_activation, key_for_module, names_activation, read_tables
 from ..activations.modules import GELU, FewBitActivation
-from ..activations.table_lookup import DEFAULT_BITS, key_for_activation, key_for_module, names_activation, read_tables
 from ..backends.forwards import CALLABLE
 from ..layers.activation import Activation as RoundedActivation
 from ..layers.offload import SwappingSaver
@@ -119,11 +119,25 @@ class FewBitForms:
 
     def replaced(self) -> list[Replaced]:
         """Return the rows of the replacements."""
-        return [_replaced(activation, new) for activation, new in self.new.items()]
+        rows = []
+        for activation, new in self.new.items():
+            is_ours = isinstance(new, RoundedActivation)
+            now = f"layers.{_text(new)}" if is_ours else _text(new)
+            error = math.nan if is_ours else 0.0 if _keeps_output(new) else new.table.error
+            rows.append(Replaced(activation.name, _text(activation.original), now, _bits_of(new), error))
+        return rows
 
     def left(self, found: Sequence[Found], skipped: Mapping[Found, str]) -> list[Left]:
         """Return the rows of those of `found` that are not replaced."""
-        return [_left(each, self.forms[each], skipped) for each in found if each not in self.new]
+        rows = []
+        for each in (each for each in found if each not in self.new):
+            why = self.forms[each]
+            if not isinstance(why, str):
+                why = skipped[each]
+                if isinstance(each.current, FewBitActivation | RoundedActivation):
+                    why += f"; it stays at {_bits_of(each.current)} bits"
+            rows.append(Left(each.name, _text(each.original), why))
+        return rows
 
     def _note(self, activation: Found, new: Replacement | str) -> None:
         if isinstance(new, str):
@@ -162,29 +176,12 @@ def _keeps_output(new: object) -> bool:
     return isinstance(new, GELU) and new.keep == "output"
 
 
-def _replaced(activation: Found, new: FewBitActivation | RoundedActivation) -> Replaced:
-    was, bits = _text(activation.original), _bits_of(new)
-    if isinstance(new, RoundedActivation):
-        return Replaced(activation.name, was, f"layers.{_text(new)}", bits, math.nan)
-    error = 0.0 if _keeps_output(new) else new.table.error
-    return Replaced(activation.name, was, _text(new), bits, error)
-
-
 def _bits_of(activation: FewBitActivation | RoundedActivation) -> int:
     """Return the bits saved for each element."""
     if isinstance(activation, FewBitActivation):
         return activation.bits
     saver: Any = getattr(activation.saver, "saver", activation.saver)  # swapped or not
     return saver.quantizer.bits
-
-
-def _left(activation: Found, form: Form | str, skipped: Mapping[Found, str]) -> Left:
-    if isinstance(form, str):
-        return Left(activation.name, _text(activation.original), form)
-    still = ""
-    if isinstance(activation.current, FewBitActivation | RoundedActivation):
-        still = f"; it stays at {_bits_of(activation.current)} bits"
-    return Left(activation.name, _text(activation.original), skipped[activation] + still)
 
 
 def _text(activation: Activation) -> str:

@@ -16,8 +16,8 @@ from ..activations.modules import MODULES, FewBitActivation
 from ..backends.forwards import forward_of
 from ..layers.activation import Activation as RoundedActivation
 from .formulas import Formula, agrees
-from .function_attributes import HeldFunction, read_function
-from .recognize import recognize, why_left
+from .function_attributes import HeldFunction
+from .recognize import IN_TORCH, read_function, recognize, why_left
 
 __all__ = [
     "Found",
@@ -179,7 +179,9 @@ def form_of(original: Activation, fused: bool = False) -> Form | str:
     known = recognize(original)
     if known is None:
         return why_left(original) or "it is no activation"
-    if known.formula is None or (fused and known.has_fused):
+    # Torch has a single function for it, in place if the module works in place.
+    has_fused = known.name in IN_TORCH and not (known.inplace and known.name in ("Sigmoid", "Tanh"))
+    if known.formula is None or (fused and has_fused):
         inplace = {"inplace": True} if known.inplace else {}
         make = partial(MODULES[known.name], **dict(known.arguments), **inplace)
         function: Function = original.forward

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...tables import Table
+from ..activations.arguments import Rounding, resolve_table
 from ..activations.modules import FewBitActivation
-from ..activations.table_lookup import Rounding, resolve_table
 from ..backends.torch_functions import FORWARDS, Forward
 from .recognize import Recognized
 

@@ -3,7 +3,7 @@
 A block is recognized by the source of its `forward`, not by its class: any class with the operations of one in
 gated_forms.py matches. The projections are the same modules under the same names, so the state_dict and any LoRA layers
 in their place stay; the activation stays reachable as an attribute that is not a submodule, because nothing calls it
-any more. Experts whose weights are fused stay the modules that they are and change their class (expert_forms.py).
+any more. Experts whose weights are fused stay the modules that they are and change their class (gated_forms.py).
 """
 
 import math
@@ -22,12 +22,21 @@ from ..layers.gated_experts import GatedExperts, form_of_experts
 from ..layers.gated_mlp import GatedMLP
 from ..quantizers.kinds import QuantizerKind, check_kind
 from ..tensors.glu_parts import DEFAULT_COPY_BITS, GLUPlan, Keep, check_copy_bits, check_keep
-from ..tensors.table_registry import register_table
-from .expert_forms import ExpertForm, experts_of, has_fused_experts, is_loop, why_not_experts
+from ..tensors.levels import register_table
 from .find import ORIGINAL, Form, Found, form_of, modules_of, original_of
-from .function_attributes import read_function
-from .gated_forms import GatedForward, UnitForward, form_of_block, form_of_unit
+from .gated_forms import (
+    ExpertForm,
+    GatedForward,
+    UnitForward,
+    experts_of,
+    form_of_block,
+    form_of_unit,
+    has_fused_experts,
+    is_loop,
+    why_not_experts,
+)
 from .method import Applied, Make, Method, Task
+from .recognize import read_function
 from .report import Left, Replaced
 from .swap import put, put_back, restore, restore_all, swap_class, torch_class
 
@@ -70,6 +79,8 @@ class GatedMLPs(Method):
     """
 
     wants = "gated MLP that fewbit knows"
+    asks = "glu={keep!r}"
+    by = "glu"
     keep: Keep = "parts"
     copy_bits: int | tuple[int, int] = DEFAULT_COPY_BITS
     input_bits: int | None = None
@@ -82,11 +93,6 @@ class GatedMLPs(Method):
         check_keep(self.keep)
         check_copy_bits(self.copy_bits)
         check_kind(self.quantizer)
-
-    @property
-    def asked(self) -> str:
-        """The config as the report calls it."""
-        return f"glu={self.keep!r}"
 
     def candidates(self, model: nn.Module) -> list[Found]:
         """Return the gated MLPs."""
@@ -112,10 +118,10 @@ class GatedMLPs(Method):
             open=frozenset(id(part) for module in new.values() for part in _open(module)),
         )
 
-    @staticmethod
-    def undo(model: nn.Module) -> nn.Module:
+    @classmethod
+    def undo(cls, model: nn.Module) -> nn.Module:
         """Put back the original gated MLPs."""
-        restore_all(model, "glu")
+        restore_all(model, cls.by)
         for block in candidates(model):
             _with_current_projections(block)
             model = put_back(block) or model
@@ -212,11 +218,14 @@ def made(block: Found, options: GatedMLPs, fused: bool, make: Make) -> GatedMLP 
         activation.rounding == "stochastic",
         options.quantizer == "rotated",
     )
-    if isinstance(written, ExpertForm):
-        return _swapped(original, written, plan)
-    if isinstance(written, UnitForward):
-        return _unit(original, written, plan)
-    return _adopted(original, written, plan, options.input_bits)
+    if isinstance(written, ExpertForm):  # the experts themselves, in their new class
+        cls, gate = torch_class(original), written.gate
+        if written.limit is not None:
+            gate = gate._replace(limit=float(getattr(original, written.limit)))
+        swap_class(original, form_of_experts(cls), "glu")
+        original.set_plan(plan, gate, is_loop(cls))
+        return original
+    return _in_place_of(original, written, plan, options.input_bits)
 
 
 def _activation(block: nn.Module, which: Any, names: list[str], fused: bool, make: Make) -> FewBitActivation | str:
@@ -242,38 +251,22 @@ def _activation(block: nn.Module, which: Any, names: list[str], fused: bool, mak
     return make(Found(act, names), form) if isinstance(form, Form) else form
 
 
-def _swapped(experts: nn.Module, written: ExpertForm, plan: GLUPlan) -> GatedExperts:
-    """Return the experts themselves, in their new class."""
-    cls = torch_class(experts)
-    swap_class(experts, form_of_experts(cls), "glu")
-    assert isinstance(experts, GatedExperts)
-    experts.set_plan(plan, written.gate_of(experts), is_loop(cls))
-    return experts
-
-
-def _adopted(original: nn.Module, written: GatedForward, plan: GLUPlan, input_bits: int | None) -> GatedMLP:
-    """Return a block with the projections and the plain attributes of `original`."""
-    new = GatedMLP.__new__(GatedMLP)
-    nn.Module.__init__(new)
-    own = {name: value for name, value in vars(original).items() if name not in vars(new)}
-    vars(new).update(own)
-    for name, module in original._modules.items():
-        if name == written.activation:
-            vars(new)[name] = module
-        else:
-            new._modules[name] = module
-    new.layout = written.layout
-    new.set_plan(plan, input_bits)
-    vars(new)[ORIGINAL] = original
-    return new
-
-
-def _unit(original: nn.Module, written: UnitForward, plan: GLUPlan) -> GatedHalves:
-    """Return the replacement of a product without projections, with the plain attributes of `original`."""
-    new = GatedHalves(plan, written.gate_last)
+def _in_place_of(
+    original: nn.Module, written: GatedForward | UnitForward, plan: GLUPlan, input_bits: int | None
+) -> Any:
+    """Return the replacement of a block, with its projections if it has some, and its plain attributes."""
+    if isinstance(written, UnitForward):
+        new: Any = GatedHalves(plan, written.gate_last)
+    else:
+        new = GatedMLP.__new__(GatedMLP)
+        nn.Module.__init__(new)
     vars(new).update({name: value for name, value in vars(original).items() if name not in vars(new)})
-    for name, module in original._modules.items():
-        vars(new)[name] = module
+    for name, module in original._modules.items():  # nothing calls the activation any more
+        is_called = isinstance(written, GatedForward) and name != written.activation
+        (new._modules if is_called else vars(new))[name] = module
+    if isinstance(written, GatedForward):
+        new.layout = written.layout
+        new.set_plan(plan, input_bits)
     vars(new)[ORIGINAL] = original
     return new
 

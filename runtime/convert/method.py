@@ -16,12 +16,13 @@ from typing import ClassVar
 from torch import nn
 
 from ...tables.table import check_bits
+from ..activations.arguments import DEFAULT_BITS, Rounding, check_rounding
 from ..activations.inverted import Keep, check_keep
 from ..activations.modules import FewBitActivation
-from ..activations.table_lookup import DEFAULT_BITS, Rounding, check_rounding
 from ..layers.saver import Saver
 from .find import Form, Found
 from .report import Left, Replaced, one_line
+from .swap import By, restore_all
 
 # Returns the few-bit form of an activation, or the reason there is none.
 Make = Callable[[Found, Form], FewBitActivation | str]
@@ -139,16 +140,20 @@ class Method(ABC):
 
     Attributes:
         wants: the kinds of modules that it converts, for the report.
+        asks: how the report calls the config, with its fields in braces.
+        by: its name among those that swap the classes of modules.
         compresses_layers: whether it changes how layers save their inputs; only one such method can apply to a model.
     """
 
     wants: ClassVar[str]
+    asks: ClassVar[str]
+    by: ClassVar[By]
     compresses_layers: ClassVar[bool] = False
 
     @property
-    @abstractmethod
     def asked(self) -> str:
         """The config as the report calls it."""
+        return self.asks.format(**vars(self))
 
     @property
     def activations(self) -> Activations | None:
@@ -163,14 +168,14 @@ class Method(ABC):
     def apply(self, task: Task) -> Applied:
         """Replace the candidates in place; report each skipped one with its reason."""
 
-    @staticmethod
-    @abstractmethod
-    def undo(model: nn.Module) -> nn.Module:
-        """Put back, in place, the modules that the method replaced.
+    @classmethod
+    def undo(cls, model: nn.Module) -> nn.Module:
+        """Put back, in place, the modules that the method replaced; by default their classes.
 
         Returns:
             The model, or its original if the model itself is a replacement.
         """
+        return restore_all(model, cls.by)
 
     @staticmethod
     def parts(model: nn.Module, again: bool) -> set[int]:

@@ -9,7 +9,7 @@ Torch's activation saves its input or its output. If another op saves the same t
 The tensor that an activation saves is found by running it on a small input. The ops that follow it are read from
 `nn.Sequential` and from the source of other modules, where the result is passed on directly:
 `x = self.act(x); x = self.fc2(x)`. The model is not run. Any other case is unknown; `convert(..., inputs=batch)`
-measures it (measure.py).
+measures it.
 """
 
 import ast
@@ -211,20 +211,14 @@ class Neighbours:
 
 def _of_uses(uses: list[Outcome]) -> Outcome:
     """Return the outcome for one value with several uses: one use that saves it suffices."""
-    for kind in ("adds", "unknown"):
-        for outcome in uses:
-            if outcome.kind == kind:
-                return outcome
-    return _SAVES if uses else _UNKNOWN
+    found = (outcome for kind in ("adds", "unknown") for outcome in uses if outcome.kind == kind)
+    return next(found, _SAVES if uses else _UNKNOWN)
 
 
 def _of_calls(calls: list[Outcome]) -> Outcome:
     """Return the outcome for several calls of one module: if few bits free memory for one call, they do for all."""
-    for kind in ("saves", "unknown", "adds"):
-        for outcome in calls:
-            if outcome.kind == kind:
-                return outcome
-    return _UNKNOWN
+    found = (outcome for kind in ("saves", "unknown", "adds") for outcome in calls if outcome.kind == kind)
+    return next(found, _UNKNOWN)
 
 
 def written_over(found: Found) -> str | None:

@@ -15,7 +15,7 @@ from .find import Found, modules_of
 from .method import Activations, Applied, Method, Task
 from .neighbours import written_over
 from .report import Replaced, one_line
-from .swap import form_of, restore, restore_all, swap_to_form, why_not
+from .swap import form_of, restore, swap_to_form, why_not
 
 _FORMS: dict[type, type] = {nn.LayerNorm: LayerNorm, nn.RMSNorm: RMSNorm}
 _IN_PLACE = "Normalizations(): an output that is changed in place is refused in the backward pass: exclude that one"
@@ -33,11 +33,8 @@ class Normalizations(Method):
     """
 
     wants = "layer or RMS normalization"
-
-    @property
-    def asked(self) -> str:
-        """The config as the report calls it."""
-        return "Normalizations()"
+    asks = "Normalizations()"
+    by = "normalizations"
 
     @property
     def activations(self) -> Activations:
@@ -58,8 +55,3 @@ class Normalizations(Method):
             swap_to_form(module, _FORMS, "normalizations", KeepOutput())
             replaced.append(Replaced(norm.name, was, f"layers.{one_line(module)}", math.nan, 0.0))
         return Applied(task.model, tuple(replaced), left, frozenset(by_module), (_IN_PLACE,) if replaced else ())
-
-    @staticmethod
-    def undo(model: nn.Module) -> nn.Module:
-        """Restore the classes of the normalizations."""
-        return restore_all(model, "normalizations")

@@ -22,7 +22,7 @@ from torch import nn
 
 from ...tables import FewbitError
 from ...tables.errors import check_integer, shown
-from ..activations.table_lookup import Rounding, TableOrPath
+from ..activations.arguments import Rounding, TableOrPath
 from .actnn import ActNN
 from .attention import Attention
 from .blpa import BLPA
@@ -84,11 +84,6 @@ class Options:
             self.loss,
         )
         return tuple(configs_of(self.methods, *sugar))
-
-    @property
-    def asks_for_activations(self) -> bool:
-        """Whether few-bit activations were asked for, so that the report notes if there are none."""
-        return self.bits is not None or bool(self.methods)
 
 
 NAMES = tuple(each.name for each in fields(Options))

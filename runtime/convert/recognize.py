@@ -1,4 +1,4 @@
-"""Recognizes which activation a module is: torch.nn's classes and those that `transformers` and `timm` define.
+"""Recognizes which activation a module is, of torch.nn or as `transformers` and `timm` define it, or which it holds.
 
 Neither package is imported: a class is identified by the path of its module and its name. A subclass counts as its
 parent unless it defines its own `forward`.
@@ -6,12 +6,17 @@ parent unless it defines its own `forward`.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 from torch import nn
 
 from ...tables.names import number_text
+from ..activations.catch import CAUGHT
 from ..backends.activation_spec import ROW_OF_MODULE, ActivationRow
+from ..backends.forwards import forward_of
+from ..backends.torch_functions import gelu_function
 
 __all__ = ["Recognized", "recognize", "why_left"]
 
@@ -38,12 +43,6 @@ class Recognized:
     activation: str
     inplace: bool = False
     formula: str | None = None
-
-    @property
-    def has_fused(self) -> bool:
-        """Whether torch has a single function for it, in place if the module works in place."""
-        in_torch = self.name in _TORCH and self.formula is not None
-        return in_torch and not (self.inplace and self.name in ("Sigmoid", "Tanh"))
 
 
 Rule = Callable[[Any], Recognized]
@@ -93,37 +92,28 @@ def _torch(name: str, row: ActivationRow) -> Rule:
     return rule
 
 
-def _gelu(module: Any) -> Recognized:
-    activation = "gelu_tanh" if module.approximate == "tanh" else "gelu"
-    return Recognized("GELU", (("approximate", module.approximate),), activation)
+def _fixed(
+    name: str,
+    activation: str,
+    arguments: Arguments = (),
+    *,
+    formula: str | None = None,
+    in_place: str | None = None,
+    may_hold: bool = False,
+) -> Rule:
+    """Return the rule of a class whose function depends on nothing in the module except `inplace`.
 
-
-def _fixed(name: str, activation: str, arguments: Arguments = (), *, formula: str | None = None) -> Rule:
-    """Return the rule of a class whose function depends on nothing in the module except `inplace`."""
-
-    def rule(module: Any) -> Recognized:
-        inplace = bool(getattr(module, "inplace", False))
-        return Recognized(name, arguments, activation, inplace, formula)
-
-    return rule
-
-
-def _held(name: str, activation: str, formula: str, arguments: Arguments = ()) -> Rule:
-    """Return the rule of a class of `transformers` whose `act` is either torch's function or its own formula."""
-
-    def rule(module: Any) -> Recognized:
-        own = getattr(getattr(module, "act", None), "__self__", None) is module  # a bound method: the formula
-        return Recognized(name, arguments, activation, formula=formula if own else None)
-
-    return rule
-
-
-def _either(name: str, activation: str, formula: str | None, in_place: str) -> Rule:
-    """Return the rule of a class of `timm` that uses a different formula in place."""
+    Args:
+        name, activation, arguments, formula: as of `Recognized`.
+        in_place: the formula of timm's classes that use another one in place.
+        may_hold: whether `act`, as of classes of transformers, is torch's function or a method with the formula.
+    """
 
     def rule(module: Any) -> Recognized:
         inplace = bool(getattr(module, "inplace", False))
-        return Recognized(name, (), activation, inplace, in_place if inplace else formula)
+        holds = may_hold and getattr(getattr(module, "act", None), "__self__", None) is not module
+        own = None if holds else in_place if inplace and in_place is not None else formula
+        return Recognized(name, arguments, activation, inplace, own)
 
     return rule
 
@@ -136,9 +126,11 @@ HARD_MISH = "0.5*x*clip(x+2,0,2)"
 SQRT_SOFTPLUS = "sqrt(softplus(x))"
 LAPLACE = "0.5*(1+erf((x-0.707107)/(0.282095*sqrt(2))))"
 
-_TORCH: dict[str, _Verdict] = {
+IN_TORCH: dict[str, _Verdict] = {
     **{module: _torch(module, row) for module, row in ROW_OF_MODULE.items() if row.in_torch},
-    "GELU": _gelu,
+    "GELU": lambda gelu: Recognized(
+        "GELU", (("approximate", gelu.approximate),), "gelu_tanh" if gelu.approximate == "tanh" else "gelu"
+    ),
     "PReLU": "its slope is learned, and the slope's gradient needs the input",
     "RReLU": "its slopes are drawn at random in training",
     "GLU": "one half of its input gates the other: it is not pointwise",
@@ -146,15 +138,15 @@ _TORCH: dict[str, _Verdict] = {
 }
 
 _TRANSFORMERS: dict[str, _Verdict] = {
-    "GELUActivation": _held("GELU", "gelu", "python_gelu", _AS_ERF),
+    "GELUActivation": _fixed("GELU", "gelu", _AS_ERF, formula="python_gelu", may_hold=True),
     "NewGELUActivation": _fixed("GELU", "gelu_tanh", _AS_TANH, formula="new_gelu"),
     "FastGELUActivation": _fixed("GELU", "gelu_tanh", _AS_TANH, formula="fast_gelu"),
     "AccurateGELUActivation": _fixed("GELU", "gelu_tanh", _AS_TANH, formula="new_gelu"),
-    "GELUTanh": _held("GELU", "gelu_tanh", "new_gelu", _AS_TANH),
+    "GELUTanh": _fixed("GELU", "gelu_tanh", _AS_TANH, formula="new_gelu", may_hold=True),
     "PytorchGELUTanh": _fixed("GELU", "gelu_tanh", _AS_TANH),
     "QuickGELUActivation": _fixed("QuickGELU", "quick_gelu"),
     "SiLUActivation": _fixed("SiLU", "silu"),
-    "MishActivation": _held("Mish", "mish", "mish"),
+    "MishActivation": _fixed("Mish", "mish", formula="mish", may_hold=True),
     "ReLUSquaredActivation": _fixed("SquaredReLU", "squared_relu"),
     "SqrtSoftplusActivation": _fixed("SqrtSoftplus", SQRT_SOFTPLUS, formula="sqrt_softplus"),
     # With the default μ and σ of its forward; nothing in the package passes others.
@@ -170,10 +162,11 @@ _TIMM: dict[str, _Verdict] = {
     **{f"HardSwish{variant}": _fixed("Hardswish", "hardswish", formula="hard_swish") for variant in _VARIANTS},
     **{f"HardSigmoid{variant}": _fixed("Hardsigmoid", "hardsigmoid", formula="hard_sigmoid") for variant in _VARIANTS},
     **{
-        f"HardMish{variant}": _either("HardMish", HARD_MISH, "hard_mish", "hard_mish_in_place") for variant in _VARIANTS
+        f"HardMish{variant}": _fixed("HardMish", HARD_MISH, formula="hard_mish", in_place="hard_mish_in_place")
+        for variant in _VARIANTS
     },
-    "Sigmoid": _either("Sigmoid", "sigmoid", None, "sigmoid_in_place"),
-    "Tanh": _either("Tanh", "tanh", None, "tanh_in_place"),
+    "Sigmoid": _fixed("Sigmoid", "sigmoid", in_place="sigmoid_in_place"),
+    "Tanh": _fixed("Tanh", "tanh", in_place="tanh_in_place"),
     "GELU": _fixed("GELU", "gelu", _AS_ERF),
     "GELUTanh": _fixed("GELU", "gelu_tanh", _AS_TANH),
     "QuickGELU": _fixed("QuickGELU", "quick_gelu"),
@@ -185,7 +178,7 @@ _TIMM_MODULES = tuple(
 )
 
 _CLASSES: dict[tuple[str, str], _Verdict] = {
-    **{("torch.nn.modules.activation", name): verdict for name, verdict in _TORCH.items()},
+    **{("torch.nn.modules.activation", name): verdict for name, verdict in IN_TORCH.items()},
     **{("transformers.activations", name): verdict for name, verdict in _TRANSFORMERS.items()},
     **{(module, name): verdict for module in _TIMM_MODULES for name, verdict in _TIMM.items()},
     # The tanh form in evaluation and in training; in training with its own derivative.
@@ -193,3 +186,43 @@ _CLASSES: dict[tuple[str, str], _Verdict] = {
         "GELU", "gelu_tanh", _AS_TANH, formula="bloom_gelu"
     ),
 }
+
+
+# ---- functions that modules hold in an attribute, as `nn.TransformerEncoderLayer` F.relu -----------------------------
+
+
+@dataclass(frozen=True)
+class Held:
+    """A function of torch with all its arguments except x.
+
+    Attributes:
+        function: its name in `FORWARDS`.
+        arguments: (name, value) for each of its parameters.
+        inplace: whether it overwrites x.
+    """
+
+    function: str
+    arguments: tuple[tuple[str, float], ...] = ()
+    inplace: bool = False
+
+    @property
+    def activation(self) -> str:
+        """The compiler's name."""
+        return forward_of(self.function).activation_name(self.function, [value for _, value in self.arguments])
+
+
+def read_function(value: object) -> Held | None:
+    """Return the function that `value` is, also in a `functools.partial`; None if it has no few-bit form."""
+    function, given = value, dict[str, Any]()
+    if isinstance(value, partial) and not value.args:
+        function, given = value.func, dict(value.keywords)
+    if not isinstance(function, FunctionType | BuiltinFunctionType) or function not in CAUGHT:
+        return None
+    name, inplace = CAUGHT[function]
+    inplace = bool(given.pop("inplace", inplace))
+    if name == "gelu":
+        name = gelu_function(given.pop("approximate", "none"))
+    arguments = {key: given.pop(key, default) for key, default in forward_of(name).parameters}
+    if given or None in arguments.values():  # other arguments, or some that only the caller passes
+        return None
+    return Held(name, tuple((key, float(value)) for key, value in arguments.items()), inplace)

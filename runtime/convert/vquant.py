@@ -118,6 +118,8 @@ class VQuant(Method):
     """
 
     wants = "ReLU, Linear, convolution or pooling of torch.nn"
+    asks = "outliers={ratio:g}"
+    by = "outliers"
     compresses_layers = True
     bits: int = 3
     ratio: float = 0.02
@@ -143,11 +145,6 @@ class VQuant(Method):
     def activations(self) -> Activations:
         """The config of the activations other than ReLU: as many bits."""
         return Activations(self.bits)
-
-    @property
-    def asked(self) -> str:
-        """The config as the report calls it."""
-        return f"outliers={self.ratio:g}"
 
     def candidates(self, model: nn.Module) -> list[Found]:
         """Return the modules of torch's own classes that can be replaced, including those already replaced."""
@@ -186,20 +183,17 @@ class VQuant(Method):
             else:
                 new = module
                 swap_to_form(new, _FORMS, "outliers", saver)
-            replaced.append(Replaced(each.name, was, one_line(new), self._bits(new), math.nan))
+            kind = type(new).__name__  # max pooling saves a byte for each output, average pooling nothing
+            bits = self.bits if "Pool" not in kind else 8 if kind.startswith("Max") else 0
+            replaced.append(Replaced(each.name, was, one_line(new), bits, math.nan))
         if any(isinstance(_module(each), CompressedLayer) for each in found):
             note_inputs(model)
         return ValueAware(root, tuple(replaced), tuple(left))
 
-    @staticmethod
-    def undo(model: nn.Module) -> nn.Module:
+    @classmethod
+    def undo(cls, model: nn.Module) -> nn.Module:
         """Put back ReLUs; `ActNN.undo` restores the layers' classes, in the same way for both methods."""
         return relus_again(model)
-
-    def _bits(self, new: nn.Module) -> int:
-        """Return the bits saved for each element: max pooling saves a byte for each output, average pooling nothing."""
-        kind = type(new).__name__
-        return self.bits if "Pool" not in kind else 8 if kind.startswith("Max") else 0
 
 
 def torch_again(model: nn.Module) -> nn.Module:

@@ -78,7 +78,7 @@ class CompressedPointwise(CompressedFunction):
     @staticmethod
     def forward(ctx: Any, x: Tensor, function: Callable[..., Tensor], saver: Saver, inplace: bool) -> Tensor:
         """Return f(x); save f'(x) compressed."""
-        y, derivative = (_traced if is_compiling() else _derived)(function, x, inplace)
+        y, derivative = _with_derivative(function, x, inplace)
         keep(ctx, saver.compress(batched(derivative, 2)))
         ctx.saver, ctx.dtype = saver, x.dtype
         if not inplace:
@@ -96,25 +96,18 @@ class CompressedPointwise(CompressedFunction):
         return (grads[0] * compressed.decompress().view(grads[0].shape)).to(ctx.dtype), None, None, None
 
 
-def _derived(function: Callable[..., Tensor], x: Tensor, inplace: bool) -> tuple[Tensor, Tensor]:
+def _with_derivative(function: Callable[..., Tensor], x: Tensor, inplace: bool) -> tuple[Tensor, Tensor]:
     """Return f(x) and f'(x)."""
+    if is_compiling():  # by steps that a compiler can trace
+        x = x.detach()
+        y, derivative, *_ = torch.func.jvp(
+            lambda leaf: function(leaf.clone() if inplace else leaf), (x,), (torch.ones_like(x),)
+        )
+        return y, derivative
     # The tensors of this small graph are freed when this function returns, so they bypass the saved-tensor hooks of
     # checkpoints and quantizers.
-    with torch.enable_grad(), saved_tensors_hooks(_same, _same):
+    with torch.enable_grad(), saved_tensors_hooks(lambda t: t, lambda t: t):
         leaf = x.detach().requires_grad_()
         y = function(leaf.clone() if inplace else leaf)
     (derivative,) = torch.autograd.grad(y, leaf, torch.ones((), dtype=y.dtype, device=y.device).expand_as(y))
     return y, derivative
-
-
-def _traced(function: Callable[..., Tensor], x: Tensor, inplace: bool) -> tuple[Tensor, Tensor]:
-    """Return what `_derived` does, by steps that a compiler can trace."""
-    x = x.detach()
-    y, derivative, *_ = torch.func.jvp(
-        lambda leaf: function(leaf.clone() if inplace else leaf), (x,), (torch.ones_like(x),)
-    )
-    return y, derivative
-
-
-def _same(x: Tensor) -> Tensor:
-    return x

@@ -23,7 +23,7 @@ from ..tensors.traits import is_autocast
 from .base import CompressedFunction, CompressedLayer, apply, check_first_derivative, compresses, keep, kept, observed
 from .dropout import dropout
 from .linear import linear
-from .saver import Saver, compress_rows
+from .saver import Saver, as_saver
 from .softmax import softmax
 
 __all__ = ["MultiheadAttention", "scaled_dot_product_attention"]
@@ -72,8 +72,16 @@ class CompressedAttention(CompressedFunction):
     ) -> Tensor:
         """Return torch's output; save q, k and v compressed."""
         ctx.saver, ctx.options, ctx.dtypes = saver, options, [x.dtype for x in (q, k, v)]
-        y, state = _attention(q, k, v, mask, *options)
-        keep(ctx, tuple([compress_rows(saver, x) for x in (q, k, v)]), mask, state)
+        p, is_causal, scale, gqa = options
+        state = None  # the random state before dropout
+        if not p:
+            y = F.scaled_dot_product_attention(q, k, v, mask, p, is_causal, scale=scale, enable_gqa=gqa)
+        elif not is_compiling():
+            y, state = reference.forward(q, k, v, mask, *options)
+        else:
+            dtypes = [torch.get_autocast_dtype(q.device.type) if is_autocast(q) else x.dtype for x in (q, k, v)]
+            y, state = ops.attention(q.to(dtypes[0]), k.to(dtypes[1]), v.to(dtypes[2]), mask, *options)
+        keep(ctx, tuple([as_saver(saver).compress_rows(x) for x in (q, k, v)]), mask, state)
         return y
 
     @staticmethod
@@ -94,19 +102,6 @@ class CompressedAttention(CompressedFunction):
         return (*gradients, None, None, None)
 
 
-def _attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float, is_causal: bool, scale: float | None, gqa: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Return torch's attention, and the random state before it if there is dropout."""
-    if not p:
-        return F.scaled_dot_product_attention(q, k, v, mask, p, is_causal, scale=scale, enable_gqa=gqa), None
-    if not is_compiling():
-        return reference.forward(q, k, v, mask, p, is_causal, scale, gqa)
-    if is_autocast(q):
-        q, k, v = (x.to(torch.get_autocast_dtype(q.device.type)) for x in (q, k, v))
-    return ops.attention(q, k, v, mask, p, is_causal, scale, gqa)
-
-
 # The compiler traces the steps of this gradient, but not how torch differentiates them.
 _gradient: Any = torch.compiler.allow_in_graph(reference.gradient)
 
@@ -124,8 +119,7 @@ class MultiheadAttention(CompressedLayer, nn.MultiheadAttention):
 
     Args:
         args, kwargs: those of `torch.nn.MultiheadAttention`.
-        bits: of a saved element, 1 to 8; 4 unless given.
-        saver: a `Saver` in place of `PerGroup(bits)`.
+        bits, saver: 1 to 8 for a saved element, 4 unless given; or a `Saver` in place of `PerGroup(bits)`.
 
     Raises:
         FewbitError: `bits` is not an integer from 1 to 8, or `saver` lacks `compress` or `observe`.
@@ -149,7 +143,10 @@ class MultiheadAttention(CompressedLayer, nn.MultiheadAttention):
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Return torch's outputs."""
-        if not self._compresses(query, key, value) or (is_causal and attn_mask is None):
+        nested = any(x.is_nested for x in (query, key, value))
+        plain = query.dim() == 3 and not nested and self.bias_k is None and not self.add_zero_attn
+        saves = plain and compresses(query, key, value, *self.parameters()) and key.numel() > 0
+        if not saves or (is_causal and attn_mask is None):
             return super().forward(
                 *(query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal)
             )
@@ -179,11 +176,6 @@ class MultiheadAttention(CompressedLayer, nn.MultiheadAttention):
         if weights is not None and average_attn_weights:
             weights = weights.mean(dim=1)
         return out.transpose(1, 0) if self.batch_first else out, weights
-
-    def _compresses(self, query: Tensor, key: Tensor, value: Tensor) -> bool:
-        nested = any(x.is_nested for x in (query, key, value))
-        plain = query.dim() == 3 and not nested and self.bias_k is None and not self.add_zero_attn
-        return plain and compresses(query, key, value, *self.parameters()) and key.numel() > 0
 
     def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values, (N, heads, length, features) each."""
@@ -252,7 +244,8 @@ class CompressedProduct(CompressedFunction):
         """Return torch's product; save a and b compressed."""
         rows = b if b.stride(-1) == 1 else b.mT  # keys are transposed: a row is a key
         wanted = ctx.needs_input_grad[1::-1]
-        keep(ctx, tuple(compress_rows(saver, x) if w else None for x, w in zip((a, rows), wanted, strict=True)))
+        saves = as_saver(saver).compress_rows
+        keep(ctx, tuple(saves(x) if w else None for x, w in zip((a, rows), wanted, strict=True)))
         ctx.is_transposed = rows is not b
         ctx.saver, ctx.dtypes = saver, (a.dtype, b.dtype)
         ctx.added = None if added is None else (added.shape, added.dtype)

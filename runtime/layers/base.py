@@ -10,8 +10,7 @@ state the bias.
 If there is nothing to compress (gradients disabled, frozen weights, integers), the layer runs torch's code unchanged.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, ClassVar, NoReturn
 
 import torch
@@ -21,7 +20,7 @@ from torch.compiler import disable, is_compiling
 
 from ...tables import FewbitError
 from ...tables.errors import shown
-from ..quantizers import Compressed, PerGroup
+from ..quantizers import PerGroup
 from ..tensors.traits import DTYPES, is_dense
 from .saver import (
     TRACES_FUNCTIONS,
@@ -109,28 +108,34 @@ class CompressedFunction(Function):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if "eager" not in vars(cls):
-            of_class = {"eager": None, "__module__": cls.__module__, "__doc__": cls.__doc__}
-            eager = {"forward": staticmethod(_owning(cls.forward)), "jvp": staticmethod(refuse)}
-            cls.eager = type(cls)(cls.__name__, (cls,), {**of_class, **eager})
-            listing: Any = type(cls)(cls.__name__, (cls,), {**of_class, **_listing(cls)})
-            cls.apply_listing = staticmethod(lambda *arguments: listing.apply(*arguments))
+        if "eager" in vars(cls):
+            return
+        of_class = {"eager": None, "__module__": cls.__module__, "__doc__": cls.__doc__}
+        run, run_backward = cls.forward, cls.backward
 
+        def forward(ctx: Any, *arguments: Any) -> Any:
+            y = run(ctx, *arguments)
+            if isinstance(y, tuple):
+                return tuple(part if any(part is a for a in arguments) else owned(part) for part in y)
+            return y if any(y is a for a in arguments) else owned(y)  # one that was changed in place stays itself
 
-def _owning(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the forward pass `run`, whose results are no views of one another or of what it computed."""
+        eager = {"forward": staticmethod(forward), "jvp": staticmethod(refuse)}
+        cls.eager = type(cls)(cls.__name__, (cls,), {**of_class, **eager})
 
-    def forward(ctx: Any, *arguments: Any) -> Any:
-        y = run(ctx, *arguments)
-        if isinstance(y, tuple):
-            return tuple(part if _is_one_of(part, arguments) else owned(part) for part in y)
-        return y if _is_one_of(y, arguments) else owned(y)  # an argument that was changed in place stays itself
+        def list_forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
+            y = run(ctx, *arguments)
+            results = y if isinstance(y, tuple) else (y,)
+            parts = tensors_in(ctx.compressed)
+            ctx.mark_non_differentiable(*parts)
+            ctx.results = len(results)
+            return *results, *parts
 
-    return forward
+        def list_backward(ctx: Any, *gradients: Tensor) -> Any:
+            return run_backward(ctx, *gradients[: ctx.results])
 
-
-def _is_one_of(y: Tensor, arguments: Sequence[Any]) -> bool:
-    return any(y is argument for argument in arguments)
+        lists = {"forward": staticmethod(list_forward), "backward": staticmethod(list_backward)}
+        listing: Any = type(cls)(cls.__name__, (cls,), {**of_class, **lists})
+        cls.apply_listing = staticmethod(lambda *arguments: listing.apply(*arguments))
 
 
 def owned(y: Tensor) -> Tensor:
@@ -141,24 +146,6 @@ def owned(y: Tensor) -> Tensor:
     adds a dimension, attention transposes. In eager torch all of these have a result of their own.
     """
     return y.data if not is_compiling() and y._is_view() else y
-
-
-def _listing(function: type[CompressedFunction]) -> dict[str, Any]:
-    """Return the methods of the function that `apply_listing` applies."""
-    run, run_backward = function.forward, function.backward
-
-    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
-        y = run(ctx, *arguments)
-        results = y if isinstance(y, tuple) else (y,)
-        parts = tensors_in(ctx.compressed)
-        ctx.mark_non_differentiable(*parts)
-        ctx.results = len(results)
-        return *results, *parts
-
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return run_backward(ctx, *gradients[: ctx.results])
-
-    return {"forward": staticmethod(forward), "backward": staticmethod(backward)}
 
 
 def apply(function: type[CompressedFunction], *arguments: Any) -> Any:
@@ -177,89 +164,32 @@ def apply(function: type[CompressedFunction], *arguments: Any) -> Any:
     return function.apply_listing(*arguments)[0] if TRACES_SIZES else _apart(function, *arguments)
 
 
-def _run(function: type[CompressedFunction], *arguments: Any) -> Any:
-    return function.eager.apply(*arguments)
-
-
-_apart: Any = disable(_run)  # the graph ends here
-
-
-class Saving(ABC):
-    """How a function of autograd saves what its backward pass reads."""
-
-    @abstractmethod
-    def keep(self, ctx: Any, compressed: Any, others: Sequence[Tensor | None]) -> None:
-        """Save the tensors of `compressed` and `others` in `ctx`."""
-
-    @abstractmethod
-    def kept(self, ctx: Any, tensors: Sequence[Any]) -> Any:
-        """Return `compressed`, of whose tensors autograd returned these."""
-
-    @abstractmethod
-    def observed(self, saver: Saver, compressed: Any, gradient: Tensor, rstd: Tensor | None) -> Any:
-        """Return `compressed` after `saver` has observed the gradient."""
-
-
-class EagerSaving(Saving):
-    """In eager torch autograd holds the tensors, and the context what puts them together."""
-
-    def keep(self, ctx: Any, compressed: Any, others: Sequence[Tensor | None]) -> None:
-        """Save the tensors apart from the rest."""
-        tensors: list[Tensor] = []
-        ctx.skeleton = take_apart(compressed, tensors)
-        ctx.save_for_backward(*others, *tensors)
-
-    def kept(self, ctx: Any, tensors: Sequence[Any]) -> Any:
-        """Put together what was taken apart."""
-        return put_together(ctx.skeleton, tensors)
-
-    def observed(self, saver: Saver, compressed: Any, gradient: Tensor, rstd: Tensor | None) -> Any:
-        """Let the saver observe."""
-        saver.observe(gradient, rstd)
-        return compressed
-
-
-class TracedSaving(Saving):
-    """In a graph that is traced the compiler follows the tensors of any object, and drops calls without a result."""
-
-    def keep(self, ctx: Any, compressed: Any, others: Sequence[Tensor | None]) -> None:
-        """Save the object as it is."""
-        ctx.compressed = compressed
-        ctx.save_for_backward(*others, *tensors_in(compressed))
-
-    def kept(self, ctx: Any, tensors: Sequence[Any]) -> Any:
-        """Return the object."""
-        return ctx.compressed
-
-    def observed(self, saver: Saver, compressed: Any, gradient: Tensor, rstd: Tensor | None) -> Any:
-        """Let what is decompressed depend on the observation."""
-        return as_saver(saver).observed_in_graph(compressed, gradient, rstd)
-
-
-_EAGER, _TRACED = EagerSaving(), TracedSaving()
-
-
-def saving(traced: bool) -> Saving:
-    """Return how tensors are saved in a graph that is traced, or in eager torch."""
-    return _TRACED if traced else _EAGER
+# A compiled graph ends here.
+_apart: Any = disable(lambda function, *arguments: function.eager.apply(*arguments))
 
 
 def keep(ctx: Any, compressed: Any, *others: Tensor | None) -> None:
-    """Save the tensors of `compressed` (one `Compressed`, several in a tuple, or None) and `others` for backward."""
+    """Save the tensors of `compressed` (one `Compressed`, several in a tuple, or None) and `others` for backward.
+
+    In eager torch autograd holds the tensors, and the context what puts them together. In a graph that is traced the
+    compiler follows the tensors of any object.
+    """
     ctx.is_traced = is_compiling()  # a compiler that gives up may leave the backward pass to eager torch
     ctx.others = len(others)
-    saving(ctx.is_traced).keep(ctx, compressed, others)
+    if ctx.is_traced:
+        ctx.compressed = compressed
+        ctx.save_for_backward(*others, *tensors_in(compressed))
+        return
+    tensors: list[Tensor] = []
+    ctx.skeleton = take_apart(compressed, tensors)
+    ctx.save_for_backward(*others, *tensors)
 
 
 def kept(ctx: Any) -> tuple[Any, ...]:
     """Return the arguments of `keep`; call it once in a backward pass, because checkpoints recompute them."""
     saved = ctx.saved_tensors
-    return saving(ctx.is_traced).kept(ctx, saved[ctx.others :]), *saved[: ctx.others]
-
-
-def decompressed(compressed: Compressed | None, dtype: torch.dtype) -> Tensor | None:
-    """Return the tensor in `dtype`, in which the gradient is computed (autocast's); None for None."""
-    return None if compressed is None else compressed.decompress().to(dtype)
+    compressed = ctx.compressed if ctx.is_traced else put_together(ctx.skeleton, saved[ctx.others :])
+    return compressed, *saved[: ctx.others]
 
 
 def observed(saver: Saver, compressed: Any, gradient: Tensor, rstd: Tensor | None = None) -> Any:
@@ -267,7 +197,10 @@ def observed(saver: Saver, compressed: Any, gradient: Tensor, rstd: Tensor | Non
 
     In compiled code an observation without a result would be left out, so that what is decompressed depends on it.
     """
-    return saving(is_compiling()).observed(saver, compressed, gradient, rstd)
+    if is_compiling():
+        return as_saver(saver).observed_in_graph(compressed, gradient, rstd)
+    saver.observe(gradient, rstd)
+    return compressed
 
 
 def check_first_derivative() -> None:

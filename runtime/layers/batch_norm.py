@@ -21,7 +21,7 @@ from torch.nn.modules._functions import SyncBatchNorm as TorchSync
 
 from .base import CompressedFunction, apply, check_first_derivative, compresses, keep, kept, observed
 from .normalization import CompressedNorm, copies_of, input_gradient, restored, standardised
-from .saver import Saver, Whole, saves_whole
+from .saver import Saver, Whole, as_saver, is_held
 
 FEWEST = 32  # elements of a channel; with fewer the input is saved as it is
 
@@ -45,9 +45,10 @@ class _BatchNorm(CompressedNorm, nn.modules.batchnorm._BatchNorm):
             return super().forward(input)
         self._check_input_dim(input)
         mean, var, training, momentum = self._statistics()
-        return batch_norm(
-            *(input, mean, var, self.weight, self.bias, training, momentum, self.eps, self.saver, self.copies)
-        )
+        if training:
+            F._verify_batch_size(input.size())  # pyright: ignore[reportAttributeAccessIssue]
+        how = (training, momentum, self.eps, self.saver, self.copies)
+        return apply(CompressedBatchNorm, input, self.weight, self.bias, mean, var, *how, input.shape)
 
     def _statistics(self) -> tuple[Tensor | None, Tensor | None, bool, float]:
         """Return running mean and variance, whether to use the batch's statistics instead, and the momentum."""
@@ -70,13 +71,11 @@ class BatchNorm1d(_BatchNorm, nn.BatchNorm1d):
 
     Args:
         args, kwargs: those of `torch.nn.BatchNorm1d`.
-        bits: of a saved element, 1 to 8; 4 unless given.
-        saver: a `Saver` in place of `PerGroup(bits)`.
+        bits, saver: 1 to 8 for a saved element, 4 unless given; or a `Saver` in place of `PerGroup(bits)`.
         copies: 1, or 2 for an unbiased gradient of the input, at twice the memory.
 
     Raises:
-        FewbitError: `bits` is not an integer from 1 to 8, `saver` lacks `compress` or `observe`,
-            or `copies` is not 1 or 2.
+        FewbitError: `bits`, `saver` or `copies` is none of these.
 
     Example:
         layer = fewbit.layers.BatchNorm1d(8, bits=4)
@@ -92,13 +91,11 @@ class BatchNorm2d(_BatchNorm, nn.BatchNorm2d):
 
     Args:
         args, kwargs: those of `torch.nn.BatchNorm2d`.
-        bits: of a saved element, 1 to 8; 4 unless given.
-        saver: a `Saver` in place of `PerGroup(bits)`.
+        bits, saver: 1 to 8 for a saved element, 4 unless given; or a `Saver` in place of `PerGroup(bits)`.
         copies: 1, or 2 for an unbiased gradient of the input, at twice the memory.
 
     Raises:
-        FewbitError: `bits` is not an integer from 1 to 8, `saver` lacks `compress` or `observe`,
-            or `copies` is not 1 or 2.
+        FewbitError: `bits`, `saver` or `copies` is none of these.
 
     Example:
         layer = fewbit.layers.BatchNorm2d(8, bits=4)
@@ -114,39 +111,16 @@ class BatchNorm3d(_BatchNorm, nn.BatchNorm3d):
 
     Args:
         args, kwargs: those of `torch.nn.BatchNorm3d`.
-        bits: of a saved element, 1 to 8; 4 unless given.
-        saver: a `Saver` in place of `PerGroup(bits)`.
+        bits, saver: 1 to 8 for a saved element, 4 unless given; or a `Saver` in place of `PerGroup(bits)`.
         copies: 1, or 2 for an unbiased gradient of the input, at twice the memory.
 
     Raises:
-        FewbitError: `bits` is not an integer from 1 to 8, `saver` lacks `compress` or `observe`,
-            or `copies` is not 1 or 2.
+        FewbitError: `bits`, `saver` or `copies` is none of these.
 
     Example:
         layer = fewbit.layers.BatchNorm3d(8, bits=4)
         layer(torch.randn(16, 8, 4, 4, 4)).square().sum().backward()
     """
-
-
-def batch_norm(
-    x: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-    saver: Saver,
-    copies: int = 1,
-) -> Tensor:
-    """`torch.nn.functional.batch_norm`, which saves its normalized input through `saver`; dimension 0 = samples."""
-    if training:
-        F._verify_batch_size(x.size())  # pyright: ignore[reportAttributeAccessIssue]
-    return apply(
-        CompressedBatchNorm,
-        *(x, weight, bias, running_mean, running_var, training, momentum, eps, saver, copies, x.shape),
-    )
 
 
 class CompressedBatchNorm(CompressedFunction):
@@ -178,7 +152,7 @@ class CompressedBatchNorm(CompressedFunction):
         x_wanted, weight_wanted = ctx.needs_input_grad[:2]
         compressed = None
         few = training and x.numel() < FEWEST * x.shape[1]
-        if (few or saves_whole(saver, x)) and (weight_wanted or (x_wanted and training)):
+        if (few or (as_saver(saver).sees_held and is_held(x))) and (weight_wanted or (x_wanted and training)):
             compressed = Whole(x.detach() if few else x)  # saved-tensor hooks round nothing that has no history
         elif weight_wanted or (x_wanted and training):
             normed = standardised(x, *_by_channel(x, mean, rstd))
@@ -219,32 +193,24 @@ class CompressedBatchNorm(CompressedFunction):
                 *(grad, x, weight, *statistics, ctx.training, ctx.eps, one_copy)
             )
         else:
-            x = _in_format(x) if ctx.training and ctx.implementation else x  # 0 is torch's own
+            formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+            is_last = x.dim() in formats and x.is_contiguous(memory_format=formats[x.dim()])
+            if ctx.training and ctx.implementation and not is_last:  # 0 is torch's own
+                x = x.contiguous()  # cuDNN's takes no format but torch's, as of a sequence whose features were last
             grad_x, grad_weight, grad_bias = torch.ops.aten._batch_norm_impl_index_backward(
                 *(ctx.implementation, x, grad, weight, *statistics, ctx.training, ctx.eps, one_copy, reserve)
             )
         if wanted[0] and len(normed) == 2:
-            grad_x = _from_two_copies(grad, normed, weight, rstd).to(ctx.dtype)
+            (r,) = _by_channel(grad, rstd)
+            h = grad.to(r.dtype) if weight is None else grad.to(r.dtype) * _by_channel(grad, weight.to(r.dtype))[0]
+            grad_x = input_gradient(h, normed, r, [dim for dim in range(grad.dim()) if dim != 1]).to(ctx.dtype)
         found = (grad_x, grad_weight, grad_bias)
         return (*(g if w else None for g, w in zip(found, wanted, strict=True)), *(None,) * 8)
-
-
-def _in_format(x: Tensor) -> Tensor:
-    """Return `x` in a memory format of torch: cuDNN's op takes no other, as of a sequence whose features were last."""
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    is_last = x.dim() in formats and x.is_contiguous(memory_format=formats[x.dim()])
-    return x if is_last else x.contiguous()
 
 
 def _by_channel(x: Tensor, *statistics: Tensor) -> list[Tensor]:
     """Return per-channel statistics, viewed so that they broadcast against `x`."""
     return [t.view(1, -1, *(1 for _ in x.shape[2:])) for t in statistics]
-
-
-def _from_two_copies(grad: Tensor, normed: list[Tensor], weight: Tensor | None, rstd: Tensor) -> Tensor:
-    (r,) = _by_channel(grad, rstd)
-    h = grad.to(r.dtype) if weight is None else grad.to(r.dtype) * _by_channel(grad, weight.to(r.dtype))[0]
-    return input_gradient(h, normed, r, [dim for dim in range(grad.dim()) if dim != 1])
 
 
 # ---- over processes --------------------------------------------------------------------------------------------------
@@ -258,13 +224,11 @@ class SyncBatchNorm(_BatchNorm, nn.SyncBatchNorm):
 
     Args:
         args, kwargs: those of `torch.nn.SyncBatchNorm`.
-        bits: of a saved element, 1 to 8; 4 unless given.
-        saver: a `Saver` in place of `PerGroup(bits)`.
+        bits, saver: 1 to 8 for a saved element, 4 unless given; or a `Saver` in place of `PerGroup(bits)`.
         copies: as for `BatchNorm2d`, outside of process groups; over processes one copy is saved.
 
     Raises:
-        FewbitError: `bits` is not an integer from 1 to 8, `saver` lacks `compress` or `observe`,
-            or `copies` is not 1 or 2.
+        FewbitError: `bits`, `saver` or `copies` is none of these.
 
     Example:
         layer = fewbit.layers.SyncBatchNorm(8, bits=4)
@@ -336,18 +300,23 @@ class _InstanceNorm(CompressedNorm, nn.modules.instancenorm._InstanceNorm):
     def _apply_instance_norm(self, input: Tensor) -> Tensor:
         if not compresses(input, self.weight, self.bias):
             return super()._apply_instance_norm(input)
-        return instance_norm(
-            input,
-            self.running_mean,
-            self.running_var,
-            self.weight,
-            self.bias,
-            self.training or not self.track_running_stats,
-            self.momentum if self.momentum is not None else 0.0,
-            self.eps,
-            self.saver,
-            self.copies,
+        of_batch = self.training or not self.track_running_stats
+        momentum = self.momentum if self.momentum is not None else 0.0
+        if of_batch:
+            F._verify_spatial_size(input.size())  # pyright: ignore[reportAttributeAccessIssue]
+        # As in torch, it is the batch normalization of one sample with the channels of all samples.
+        n, channels = input.shape[:2]
+        running = (self.running_mean, self.running_var)
+        means, variances, weight, bias = (
+            None if t is None else t.repeat(n) for t in (*running, self.weight, self.bias)
         )
+        x = input.contiguous().view(1, n * channels, *input.shape[2:])
+        how = (of_batch, momentum, self.eps, self.saver, self.copies)
+        y = apply(CompressedBatchNorm, x, weight, bias, means, variances, *how, input.shape)
+        for total, by_sample in zip(running, (means, variances), strict=True):
+            if total is not None and by_sample is not None:
+                total.detach().copy_(by_sample.view(n, channels).mean(0))
+        return y.view(input.shape)
 
 
 class InstanceNorm1d(_InstanceNorm, nn.InstanceNorm1d):
@@ -358,13 +327,11 @@ class InstanceNorm1d(_InstanceNorm, nn.InstanceNorm1d):
 
     Args:
         args, kwargs: those of `torch.nn.InstanceNorm1d`.
-        bits: of a saved element, 1 to 8; 4 unless given.
-        saver: a `Saver` in place of `PerGroup(bits)`.
+        bits, saver: 1 to 8 for a saved element, 4 unless given; or a `Saver` in place of `PerGroup(bits)`.
         copies: 1, or 2 for an unbiased gradient of the input, at twice the memory.
 
     Raises:
-        FewbitError: `bits` is not an integer from 1 to 8, `saver` lacks `compress` or `observe`,
-            or `copies` is not 1 or 2.
+        FewbitError: `bits`, `saver` or `copies` is none of these.
 
     Example:
         layer = fewbit.layers.InstanceNorm1d(8, affine=True, bits=4)
@@ -380,13 +347,11 @@ class InstanceNorm2d(_InstanceNorm, nn.InstanceNorm2d):
 
     Args:
         args, kwargs: those of `torch.nn.InstanceNorm2d`.
-        bits: of a saved element, 1 to 8; 4 unless given.
-        saver: a `Saver` in place of `PerGroup(bits)`.
+        bits, saver: 1 to 8 for a saved element, 4 unless given; or a `Saver` in place of `PerGroup(bits)`.
         copies: 1, or 2 for an unbiased gradient of the input, at twice the memory.
 
     Raises:
-        FewbitError: `bits` is not an integer from 1 to 8, `saver` lacks `compress` or `observe`,
-            or `copies` is not 1 or 2.
+        FewbitError: `bits`, `saver` or `copies` is none of these.
 
     Example:
         layer = fewbit.layers.InstanceNorm2d(8, affine=True, bits=4)
@@ -402,46 +367,13 @@ class InstanceNorm3d(_InstanceNorm, nn.InstanceNorm3d):
 
     Args:
         args, kwargs: those of `torch.nn.InstanceNorm3d`.
-        bits: of a saved element, 1 to 8; 4 unless given.
-        saver: a `Saver` in place of `PerGroup(bits)`.
+        bits, saver: 1 to 8 for a saved element, 4 unless given; or a `Saver` in place of `PerGroup(bits)`.
         copies: 1, or 2 for an unbiased gradient of the input, at twice the memory.
 
     Raises:
-        FewbitError: `bits` is not an integer from 1 to 8, `saver` lacks `compress` or `observe`,
-            or `copies` is not 1 or 2.
+        FewbitError: `bits`, `saver` or `copies` is none of these.
 
     Example:
         layer = fewbit.layers.InstanceNorm3d(8, affine=True, bits=4)
         layer(torch.randn(4, 8, 4, 4, 4)).square().sum().backward()
     """
-
-
-def instance_norm(
-    x: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    use_input_stats: bool,
-    momentum: float,
-    eps: float,
-    saver: Saver,
-    copies: int = 1,
-) -> Tensor:
-    """`torch.nn.functional.instance_norm`, which saves its normalized input through `saver`.
-
-    As in torch, it is the batch normalization of one sample with the channels of all samples.
-    """
-    if use_input_stats:
-        F._verify_spatial_size(x.size())  # pyright: ignore[reportAttributeAccessIssue]
-    n, channels = x.shape[:2]
-    repeated = [None if t is None else t.repeat(n) for t in (running_mean, running_var, weight, bias)]
-    y = apply(
-        CompressedBatchNorm,
-        *(x.contiguous().view(1, n * channels, *x.shape[2:]), repeated[2], repeated[3], repeated[0], repeated[1]),
-        *(use_input_stats, momentum, eps, saver, copies, x.shape),
-    )
-    for running, by_sample in zip((running_mean, running_var), repeated[:2], strict=True):
-        if running is not None and by_sample is not None:
-            running.detach().copy_(by_sample.view(n, channels).mean(0))
-    return y.view(x.shape)

@@ -12,22 +12,88 @@ billion elements; a chunk of 256 tokens has a sixteenth of that.
 """
 
 from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.compiler import is_compiling
 
 from ...tables import FewbitError
 from ...tables.errors import shown
 from ..tensors.traits import is_autocast, without_autocast
 from .base import CompressedFunction, apply, check_first_derivative
-from .liger_loss import loss_by_liger
-from .loss_in_graphs import ChunkedLossInGraph
-from .loss_of_chunk import AS_IT_IS, LossOptions, Squash
-from .loss_over_chunks import Head, Product, loss_and_gradients, save_gradients, saved_gradients
+from .loss_over_chunks import (
+    AS_IT_IS,
+    ChunkedLossInGraph,
+    Head,
+    LossOptions,
+    Product,
+    Squash,
+    loss_and_gradients,
+    product_dtype,
+    saved_gradients,
+)
 
-__all__ = ["chunked_cross_entropy"]
+# ---- the loss of a frozen head by Liger-Kernel, where that is installed, on NVIDIA GPUs ------------------------------
+#
+# Its kernel reads a logit twice and writes its gradient once, in 10 bytes of 16-bit numbers where plain torch moves
+# about 50, by count and not measured here. A head that is trained stays with plain torch: Liger's chunks are as small
+# as make the logits as large as the hidden states, 128 of 4,096 tokens for the 128,256 words of Llama 3, and the head's
+# gradient would be added 32 times. Liger scales gradients where they lie, so that a loss that is gone through twice
+# (`retain_graph=True`) with another gradient than 1 has wrong ones the second time, as all of Liger's losses.
+
+_DTYPES = (torch.bfloat16, torch.float32)  # of float16 the gradient of a token among thousands would be 0
+
+
+def loss_by_liger(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    *,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+    z_loss: float,
+) -> Tensor | None:
+    """Return the loss of a head's logits, or None where plain torch computes it; arguments as for
+    `chunked_cross_entropy`. Liger caps logits too, which its interpreted kernel could not show."""
+    tensors = [t for t in (hidden, weight, bias) if t is not None]
+    plain = all(type(t) in (Tensor, torch.nn.Parameter) and t.dtype == hidden.dtype for t in tensors)
+    frozen = hidden.requires_grad and not any(t.requires_grad for t in tensors[1:])
+    if not (plain and frozen and hidden.dtype in _DTYPES and _serves(hidden)):
+        return None
+    function: Any = import_module("liger_kernel.ops.fused_linear_cross_entropy").LigerFusedLinearCrossEntropyFunction
+    with saved_tensors_hooks(lambda x: x, lambda x: x):  # what it saves are gradients, no activations to round
+        found = function.apply(
+            hidden.reshape(-1, hidden.shape[-1]),
+            weight,
+            labels.reshape(-1),
+            bias,
+            None,
+            ignore_index,
+            z_loss,
+            label_smoothing,
+            reduction,
+        )
+    loss = found[0] if isinstance(found, tuple) else found
+    if reduction == "sum":
+        return loss
+    count = (labels != ignore_index).sum()
+    return loss * (count / count)  # of no token torch's mean is NaN, and Liger's 0
+
+
+def _serves(hidden: Tensor) -> bool:
+    """Return whether Liger's kernel can run: it waits for the device, which a CUDA graph cannot."""
+    if not hidden.is_cuda or torch.version.hip is not None or is_compiling() or not torch.is_grad_enabled():
+        return False
+    return find_spec("liger_kernel") is not None and not torch.cuda.is_current_stream_capturing()
+
+
+# ---- the loss --------------------------------------------------------------------------------------------------------
 
 
 def chunked_cross_entropy(
@@ -50,7 +116,7 @@ def chunked_cross_entropy(
     Loss and gradients are those of `torch.nn.functional.linear` and `cross_entropy`, but for the order of sums. The
     gradients are formed in the forward pass, of what requires one: a frozen head costs nothing but those of `hidden`.
     On the CPU tokens whose label is ignored are not computed at all. The loss of a frozen head is Liger-Kernel's where
-    that is installed, on NVIDIA GPUs (liger_loss.py).
+    that is installed, on NVIDIA GPUs (chunked_loss.py).
 
     Args:
         hidden: (*, features), in float16, bfloat16, float32 or float64; under autocast in any of them.
@@ -96,7 +162,12 @@ def chunked_cross_entropy(
 def loss_of(heads: Sequence[Head], labels: Tensor, options: LossOptions) -> Tensor:
     """Return the loss of logits that are the sum of `heads`, of tokens of any shape."""
     tokens = heads[0].hidden
-    _check_labels(labels, options.ignore_index, heads[0].weight.shape[0])
+    vocabulary, ignored = heads[0].weight.shape[0], options.ignore_index
+    if labels.device.type == "cpu" and type(labels) is Tensor and not is_compiling():  # on a GPU the kernels find it
+        wrong = ((labels < 0) | (labels >= vocabulary)) & (labels != ignored)
+        if wrong.any():
+            given = int(labels[wrong][0])
+            raise FewbitError(f"labels are from 0 to {vocabulary - 1}, or {ignored} to be ignored, not {given}")
     head, *others = heads
     if not others and (head.dtype, head.factor, options.squash) == (head.hidden.dtype, 1, AS_IT_IS):
         how = {name: getattr(options, name) for name in ("ignore_index", "reduction", "label_smoothing", "z_loss")}
@@ -109,13 +180,6 @@ def loss_of(heads: Sequence[Head], labels: Tensor, options: LossOptions) -> Tens
         if is_compiling():
             return ChunkedLossInGraph.apply(labels.reshape(-1), options, products, *flat)  # pyright: ignore
         return apply(ChunkedCrossEntropy, labels.reshape(-1), options, products, *flat)
-
-
-def product_dtype(hidden: Tensor) -> torch.dtype:
-    """Return the dtype in which torch's linear layer multiplies here: autocast's, if it is on, and else that of x."""
-    if not is_autocast(hidden) or hidden.dtype == torch.float64:
-        return hidden.dtype
-    return torch.get_autocast_dtype(hidden.device.type)
 
 
 # ---- the function of autograd ----------------------------------------------------------------------------------------
@@ -134,7 +198,8 @@ class ChunkedCrossEntropy(CompressedFunction):
     ) -> Tensor:
         """Return the loss; save the gradients of what requires one."""
         loss, divisor, grads = loss_and_gradients(labels, options, products, ctx.needs_input_grad[3:], tensors)
-        save_gradients(ctx, [None if t is None else t.dtype for t in tensors], divisor, grads)
+        ctx.dtypes = [None if t is None else t.dtype for t in tensors]
+        ctx.save_for_backward(divisor, *grads)
         return loss
 
     @staticmethod
@@ -163,14 +228,3 @@ def _check(hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None) 
     others = {t.dtype for t in (weight, bias) if t is not None} - {hidden.dtype}
     if others and not is_autocast(hidden):
         raise FewbitError(f"hidden, weight and bias have one dtype, not {hidden.dtype} and {others.pop()}")
-
-
-def _check_labels(labels: Tensor, ignore_index: int, vocabulary: int) -> None:
-    """Raise FewbitError if a label is out of range; on other devices than the CPU the kernels find that."""
-    if labels.device.type != "cpu" or type(labels) is not Tensor or is_compiling():
-        return
-    wrong = ((labels < 0) | (labels >= vocabulary)) & (labels != ignore_index)
-    if wrong.any():
-        raise FewbitError(
-            f"labels are from 0 to {vocabulary - 1}, or {ignore_index} to be ignored, not {int(labels[wrong][0])}"
-        )

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.nn import functional as F
 
 from .base import (
@@ -21,13 +22,12 @@ from .base import (
     batched,
     check_first_derivative,
     compresses,
-    decompressed,
     keep,
     kept,
     observed,
 )
 from .pooling import linear_map
-from .saver import Saver, compress_input, found_in_graph
+from .saver import Saver, as_saver
 
 __all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
 
@@ -61,7 +61,11 @@ class Arguments:
         self, grad: Tensor, x: Tensor, weight: Tensor, bias_size: int, wanted: Sequence[bool]
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Return torch's gradients of x, weight and bias; None for those not wanted."""
-        before, after = self._padding(weight)
+        if self.padding == "same":
+            total = [d * (k - 1) for d, k in zip(self.dilation, weight.shape[2:], strict=True)]
+            before, after = [t // 2 for t in total], [t - t // 2 for t in total]
+        else:
+            before = after = [0] * self.dimensions if isinstance(self.padding, str) else list(self.padding)
         uneven = any(a != b for a, b in zip(before, after, strict=True))
         # "same" with an even kernel pads one side more: torch then pads the input itself, as is done here.
         more = [max(0, b - a) for a, b in zip(before, after, strict=True)]
@@ -75,14 +79,6 @@ class Arguments:
             for dim, one in enumerate(more, start=grad_x.dim() - self.dimensions):
                 grad_x = grad_x.narrow(dim, 0, grad_x.shape[dim] - one)
         return grad_x, grad_weight, grad_bias
-
-    def _padding(self, weight: Tensor) -> tuple[list[int], list[int]]:
-        """Return the zeros before and after, by dimension."""
-        if self.padding == "same":
-            total = [d * (k - 1) for d, k in zip(self.dilation, weight.shape[2:], strict=True)]
-            return [t // 2 for t in total], [t - t // 2 for t in total]
-        padding = [0] * self.dimensions if isinstance(self.padding, str) else list(self.padding)
-        return padding, padding
 
 
 class _Convolution(CompressedLayer, nn.modules.conv._ConvNd):
@@ -106,8 +102,7 @@ class Conv1d(_Convolution, nn.Conv1d):
 
     Args:
         args, kwargs: those of `torch.nn.Conv1d`.
-        bits: of a saved element, 1 to 8; 4 unless given.
-        saver: a `Saver` in place of `PerGroup(bits)`.
+        bits, saver: 1 to 8 for a saved element, 4 unless given; or a `Saver` in place of `PerGroup(bits)`.
 
     Raises:
         FewbitError: `bits` is not an integer from 1 to 8, or `saver` lacks `compress` or `observe`.
@@ -126,8 +121,7 @@ class Conv2d(_Convolution, nn.Conv2d):
 
     Args:
         args, kwargs: those of `torch.nn.Conv2d`.
-        bits: of a saved element, 1 to 8; 4 unless given.
-        saver: a `Saver` in place of `PerGroup(bits)`.
+        bits, saver: 1 to 8 for a saved element, 4 unless given; or a `Saver` in place of `PerGroup(bits)`.
 
     Raises:
         FewbitError: `bits` is not an integer from 1 to 8, or `saver` lacks `compress` or `observe`.
@@ -146,8 +140,7 @@ class Conv3d(_Convolution, nn.Conv3d):
 
     Args:
         args, kwargs: those of `torch.nn.Conv3d`.
-        bits: of a saved element, 1 to 8; 4 unless given.
-        saver: a `Saver` in place of `PerGroup(bits)`.
+        bits, saver: 1 to 8 for a saved element, 4 unless given; or a `Saver` in place of `PerGroup(bits)`.
 
     Raises:
         FewbitError: `bits` is not an integer from 1 to 8, or `saver` lacks `compress` or `observe`.
@@ -185,8 +178,7 @@ class ConvTranspose1d(_TransposedConvolution, nn.ConvTranspose1d):
 
     Args:
         args, kwargs: those of `torch.nn.ConvTranspose1d`.
-        bits: of a saved element, 1 to 8; 4 unless given.
-        saver: a `Saver` in place of `PerGroup(bits)`.
+        bits, saver: 1 to 8 for a saved element, 4 unless given; or a `Saver` in place of `PerGroup(bits)`.
 
     Raises:
         FewbitError: `bits` is not an integer from 1 to 8, or `saver` lacks `compress` or `observe`.
@@ -205,8 +197,7 @@ class ConvTranspose2d(_TransposedConvolution, nn.ConvTranspose2d):
 
     Args:
         args, kwargs: those of `torch.nn.ConvTranspose2d`.
-        bits: of a saved element, 1 to 8; 4 unless given.
-        saver: a `Saver` in place of `PerGroup(bits)`.
+        bits, saver: 1 to 8 for a saved element, 4 unless given; or a `Saver` in place of `PerGroup(bits)`.
 
     Raises:
         FewbitError: `bits` is not an integer from 1 to 8, or `saver` lacks `compress` or `observe`.
@@ -225,8 +216,7 @@ class ConvTranspose3d(_TransposedConvolution, nn.ConvTranspose3d):
 
     Args:
         args, kwargs: those of `torch.nn.ConvTranspose3d`.
-        bits: of a saved element, 1 to 8; 4 unless given.
-        saver: a `Saver` in place of `PerGroup(bits)`.
+        bits, saver: 1 to 8 for a saved element, 4 unless given; or a `Saver` in place of `PerGroup(bits)`.
 
     Raises:
         FewbitError: `bits` is not an integer from 1 to 8, or `saver` lacks `compress` or `observe`.
@@ -240,7 +230,9 @@ class ConvTranspose3d(_TransposedConvolution, nn.ConvTranspose3d):
 def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, arguments: Arguments, saver: Saver) -> Tensor:
     if not compresses(x, weight, bias):
         return arguments.forward(x, weight, bias)
-    return apply(CompressedConvolution, x, weight, bias, arguments, found_in_graph(saver, x, -1))
+    if is_compiling():  # with the codes that another layer has attached to the input
+        saver = as_saver(saver).with_codes_of(x, -1)
+    return apply(CompressedConvolution, x, weight, bias, arguments, saver)
 
 
 class CompressedConvolution(CompressedFunction):
@@ -252,7 +244,7 @@ class CompressedConvolution(CompressedFunction):
         _, weight_wanted = ctx.needs_input_grad[:2]
         sample = batched(x, arguments.dimensions + 2)
         # The weight is in memory anyway; torch's op needs its shape even for the gradient of the bias.
-        keep(ctx, compress_input(saver, sample) if weight_wanted else None, weight)
+        keep(ctx, as_saver(saver).compress_once(sample) if weight_wanted else None, weight)
         ctx.arguments, ctx.saver, ctx.shape, ctx.single = arguments, saver, sample.shape, x.dim() < sample.dim()
         ctx.dtypes = [t if t is None else t.dtype for t in (x, weight, bias)]
         return arguments.forward(x, weight, bias)
@@ -263,11 +255,9 @@ class CompressedConvolution(CompressedFunction):
         check_first_derivative()
         compressed, weight = kept(ctx)
         grad = grads[0].unsqueeze(0) if ctx.single else grads[0]
+        x = grad.new_empty(1).expand(ctx.shape)  # only its shape is used where nothing was saved
         if compressed is not None:
-            compressed = observed(ctx.saver, compressed, grad)
-        x = decompressed(compressed, grad.dtype)
-        if x is None:
-            x = grad.new_empty(1).expand(ctx.shape)  # only its shape is used
+            x = observed(ctx.saver, compressed, grad).decompress().to(grad.dtype)  # autocast's
         wanted = list(ctx.needs_input_grad[:3])
         bias_size = grad.shape[1]
         found = ctx.arguments.backward(grad, x, weight.to(grad.dtype), bias_size, wanted)

@@ -25,9 +25,8 @@ from torch.utils._pytree import tree_map_only
 from ...tables import FewbitError
 from ..tensors.traits import is_autocast, without_autocast
 from .base import check_first_derivative
-from .chunked_loss import loss_of, product_dtype
-from .loss_of_chunk import AS_IT_IS, LossOptions, Squash
-from .loss_over_chunks import Head
+from .chunked_loss import loss_of
+from .loss_over_chunks import AS_IT_IS, Head, LossOptions, Squash, product_dtype
 
 __all__ = ["ChunkedHead", "DeferredLogits"]
 
@@ -64,27 +63,24 @@ class ChunkedHead(nn.Linear):
             if not torch.is_grad_enabled() or type(self) is not ChunkedHead:
                 return super().forward(input)
             return linear_in_graph(input, self.weight, self.bias, self.loss_chunk_size)
-        if not self._defers(input):
-            return super().forward(input)
-        return deferred((input, self.weight, self.bias), product_dtype(input), self.loss_chunk_size)
-
-    def _defers(self, x: Tensor) -> bool:
-        """Return whether logits are deferred: not where a wrapper, as FSDP around the head alone, changes the class and
-        frees the weight after this call, as DeepSpeed does, nor for tensors that are no plain memory."""
-        if not torch.is_grad_enabled() or type(self) is not ChunkedHead:
-            return False
-        weight: Any = self.weight
-        if type(x) not in _PLAIN or type(weight) not in _PLAIN or hasattr(weight, "ds_id"):
-            return False
+        tensors = (input, self.weight, self.bias)
+        # Not where a wrapper, as FSDP around the head alone, changes the class and frees the weight after this call, as
+        # DeepSpeed does, nor for tensors that are no plain memory.
         if (
-            is_functorch_wrapped_tensor(x)
-            or x.is_inference()
-            or not x.is_floating_point()
-            or x.layout != torch.strided
-            or x.dim() == 0
+            torch.is_grad_enabled()
+            and type(self) is ChunkedHead
+            and type(input) in _PLAIN
+            and type(self.weight) in _PLAIN
+            and not hasattr(self.weight, "ds_id")
+            and not is_functorch_wrapped_tensor(input)
+            and not input.is_inference()
+            and input.is_floating_point()
+            and input.layout == torch.strided
+            and input.dim() > 0
+            and any(t is not None and t.requires_grad for t in tensors)
         ):
-            return False
-        return any(t is not None and t.requires_grad for t in (x, weight, self.bias))
+            return deferred(tensors, product_dtype(input), self.loss_chunk_size)
+        return super().forward(input)
 
 
 _PLAIN = (Tensor, nn.Parameter, FakeTensor)
@@ -315,11 +311,6 @@ def _cast(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return _deferred(x._source.then(func, tuple(rest), kwargs, dtype=given)) if summed else NotImplemented
 
 
-def _same(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Contiguous memory, which they have."""
-    return args[0] if len(args) == 1 and not kwargs else NotImplemented
-
-
 def _scale(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A product with a number, or a quotient."""
     x, factor = args if isinstance(args[0], DeferredLogits) else args[::-1]
@@ -346,31 +337,25 @@ def _add(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs or x._source.squash.tanh or x._value is not None:
         return NotImplemented
     if isinstance(other, DeferredLogits):
-        return _sum_of(func, x, other)
+        a, b = x._source, other._source
+        if b.squash.tanh or other._value is not None or a.shape != b.shape or x is other:
+            return NotImplemented
+        heads = tuple(replace(h, factor=h.factor * source.squash.before) for source in (a, b) for h in source.heads)
+        of_a = len(a.tensors)
+
+        def compute(*tensors: Tensor | None) -> Tensor:
+            return func(a.compute(*tensors[:of_a]), b.compute(*tensors[of_a:]))
+
+        dtype = torch.promote_types(a.dtype, b.dtype)
+        sizes = [size for size in (a.chunk_size, b.chunk_size) if size]
+        tensors, versions = (*a.tensors, *b.tensors), (*a.versions, *b.versions)
+        return _deferred(Source(heads, compute, tensors, versions, dtype, min(sizes, default=None)))
     is_bias = isinstance(other, Tensor) and other.shape[-1:] == x.shape[-1:] and other.numel() == x.shape[-1]
     if not is_bias or other.requires_grad or other.dtype != x.dtype or x._source.squash != AS_IT_IS:
         return NotImplemented
     first, *more = x._source.heads
     bias = other.reshape(-1) if first.bias is None else first.bias + other.reshape(-1)
     return _deferred(x._source.then(func, (other,), {}, heads=(replace(first, bias=bias), *more)))
-
-
-def _sum_of(func: Any, x: DeferredLogits, y: DeferredLogits) -> Any:
-    a, b = x._source, y._source
-    if b.squash.tanh or y._value is not None or a.shape != b.shape or x is y:
-        return NotImplemented
-    heads = tuple(
-        replace(head, factor=head.factor * source.squash.before) for source in (a, b) for head in source.heads
-    )
-    of_a = len(a.tensors)
-
-    def compute(*tensors: Tensor | None) -> Tensor:
-        return func(a.compute(*tensors[:of_a]), b.compute(*tensors[of_a:]))
-
-    dtype = torch.promote_types(a.dtype, b.dtype)
-    sizes = [size for size in (a.chunk_size, b.chunk_size) if size]
-    tensors, versions = (*a.tensors, *b.tensors), (*a.versions, *b.versions)
-    return _deferred(Source(heads, compute, tensors, versions, dtype, min(sizes, default=None)))
 
 
 SUMMED_IN_FLOAT32 = (torch.float16, torch.bfloat16, torch.float32)
@@ -384,7 +369,8 @@ _HANDLERS: dict[Any, _Handler] = {
     **dict.fromkeys(_RESHAPES, _reshape),
     Tensor.__getitem__: _index,
     **dict.fromkeys((Tensor.float, Tensor.to), _cast),
-    Tensor.contiguous: _same,
+    # Contiguous memory, which they have.
+    Tensor.contiguous: lambda _, args, kwargs: args[0] if len(args) == 1 and not kwargs else NotImplemented,
     **dict.fromkeys((Tensor.mul, Tensor.__mul__, Tensor.__rmul__, torch.mul, *_QUOTIENTS), _scale),
     **dict.fromkeys((Tensor.tanh, torch.tanh), _tanh),
     **dict.fromkeys((Tensor.add, Tensor.__add__, Tensor.__radd__, torch.add), _add),

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from ...tables import Table
 from .. import ops
-from ..tensors.table_registry import register_table
+from ..tensors.levels import register_table
 from .base import CompressedFunction, apply, check_first_derivative, compresses
 
 __all__ = ["Dropout", "dropout", "dropout_and_bits", "noise_table"]

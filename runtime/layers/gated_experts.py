@@ -21,13 +21,11 @@ from torch.nn import functional as F
 
 from ...tables import Table
 from .. import ops
-from ..activations import transforms
-from ..activations.gated import apply
-from ..activations.gated_autograd import fewbit_glu
+from ..activations.dispatch import are_active, keeps
+from ..activations.gated import apply, fewbit_glu
 from ..activations.gated_modules import check_plan, plan_text
-from ..activations.transforms import keeps
 from ..tensors.glu_parts import GLUPlan, Wanted
-from ..tensors.table_registry import register_unpickled, table_of
+from ..tensors.levels import register_unpickled, table_of
 from .base import CompressedFunction, check_first_derivative
 from .base import apply as apply_function
 from .dropout import noise_table
@@ -92,7 +90,7 @@ class GatedExperts(nn.Module):
         run = super().forward
         if self.loops and implementation(self) == "eager":
             run = self._loop
-        if not torch.is_grad_enabled() or torch.compiler.is_compiling() or transforms.are_active():
+        if not torch.is_grad_enabled() or torch.compiler.is_compiling() or are_active():
             return run(*args, **kwargs)
         with Rebuilding() as rebuilding:
             before = _RUNNING.set(rebuilding)
@@ -166,7 +164,7 @@ def implementation(experts: Any) -> str:
 
 
 def _clamp(x: Tensor, low: float | None, high: float) -> Tensor:
-    if not keeps(x) or transforms.are_active():
+    if not keeps(x) or are_active():
         return x.clamp(low, high)
     return apply_function(PackedClamp, x, low, high)
 

@@ -25,16 +25,14 @@ from torch import Tensor, nn
 
 from ...tables import FewbitError, Table
 from ...tables.errors import check_integer, shown
-from ..activations import transforms
-from ..activations.gated import CopyBits, apply, plan_of
-from ..activations.gated_autograd import fewbit_glu, gradients
+from ..activations.arguments import Rounding
+from ..activations.dispatch import are_active, keeps
+from ..activations.gated import CopyBits, apply, fewbit_glu, gradients, plan_of
 from ..activations.gated_modules import check_plan, plan_text
-from ..activations.table_lookup import Rounding
-from ..activations.transforms import keeps
-from ..ops.arguments import check_dtype
+from ..ops.declare import check_dtype
 from ..quantizers.kinds import QuantizerKind
 from ..tensors.glu_parts import DEFAULT_COPY_BITS, GLUPlan, Keep, Wanted
-from ..tensors.table_registry import register_unpickled, table_of
+from ..tensors.levels import register_unpickled, table_of
 from ..tensors.traits import is_autocast, is_dense
 from .dropout import dropout_and_bits
 from .gated_mlp_function import copying, fewbit_gated_mlp
@@ -181,9 +179,13 @@ class GatedMLP(nn.Module):
             FewbitError: `input_bits` is set, in torch.compile, and a projection is not a plain nn.Linear.
         """
         projections = self._called((*self.layout.first, self.layout.down))
-        if transforms.are_active() or not torch.is_grad_enabled() or not is_dense(x):
+        if are_active() or not torch.is_grad_enabled() or not is_dense(x):
             y = self._composed(x)
-        elif all(map(_is_plain, projections)) and not self._does_more():
+        elif (
+            all(map(_is_plain, projections))
+            and all(map(_does_nothing, self._called(self.layout.between)))
+            and not (self.layout.casts and len({p.weight.dtype for p in projections}) > 1)
+        ):
             y = self._plain(x, projections)
         elif torch.compiler.is_compiling():
             if self.input_bits is not None:
@@ -197,13 +199,6 @@ class GatedMLP(nn.Module):
 
     def _called(self, names: Sequence[str]) -> list[nn.Module]:
         return [self._modules[name] for name in names]  # pyright: ignore[reportReturnType]
-
-    def _does_more(self) -> bool:
-        """Return whether anything happens to the product before the down projection."""
-        weights = [self._modules[name].weight for name in (*self.layout.first, self.layout.down)]  # pyright: ignore
-        return not all(map(_does_nothing, self._called(self.layout.between))) or (
-            self.layout.casts and len({weight.dtype for weight in weights}) > 1
-        )
 
     def _gate_and_up(self, x: Tensor) -> tuple[Tensor, Tensor]:
         first = [projection(x) for projection in self._called(self.layout.first)]
@@ -266,13 +261,15 @@ class GatedMLP(nn.Module):
                 make = make if h is before else None
                 continue
             h, bits, again = _call_dropout(module, h)
-            make = partial(_then, make, again) if make is not None and bits is not None else None
-            if make is not None and bits is not None:
+            before, make = make, None
+            if before is not None and bits is not None:
+                make = partial(lambda make, again, *kept: again(make(*kept[:-1]), kept[-1]), before, again)
                 parts = (*parts, bits)
                 rebuilding.save(h, make, partial(tuple, parts))
         cast = self._cast(h)
         if make is not None and cast is not h:
-            rebuilding.save(cast, partial(_in_dtype, make, cast.dtype), partial(tuple, parts))
+            again = partial(lambda make, dtype, *kept: make(*kept).to(dtype), make, cast.dtype)
+            rebuilding.save(cast, again, partial(tuple, parts))
         return self._modules[self.layout.down](cast)  # pyright: ignore[reportOptionalCall]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -330,14 +327,6 @@ def _has_hooks(module: nn.Module) -> bool:
     return bool(
         module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     )
-
-
-def _then(make: Make, again: Make, *kept: Tensor) -> Tensor:
-    return again(make(*kept[:-1]), kept[-1])
-
-
-def _in_dtype(make: Make, dtype: torch.dtype, *kept: Tensor) -> Tensor:
-    return make(*kept).to(dtype)
 
 
 def _is_plain(projection: nn.Module) -> bool:

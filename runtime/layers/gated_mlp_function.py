@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .. import ops
-from ..activations.gated_autograd import compress_rotated, decompress_rotated, gradients, keep
-from ..ops.arguments import refuse
+from ..activations.gated import compress_rotated, decompress_rotated, gradients, keep
+from ..ops.declare import refuse
 from ..quantizers.per_group import constant_group_within
 from ..tensors.glu_parts import GROUP_SIZE, GLUPlan, Wanted
 from .base import owned
@@ -119,7 +119,7 @@ def _copy_of(x: Tensor, bits: int, is_rotated: bool) -> tuple[Tensor, ...]:
     """Return a copy of the block's input in few bits; no group spans two rows of features."""
     if is_rotated:
         return compress_rotated([x], [bits])
-    return ops.copy_in_groups(x, ops.draw_seeds(x, 1), bits, _group_size(x.shape[-1]))
+    return ops.copy_in_groups(x, ops.draw_seeds(x, 1), bits, constant_group_within(x.shape[-1], GROUP_SIZE))
 
 
 def _read(copy: Sequence[Tensor], bits: int, shape: torch.Size, dtype: torch.dtype, is_rotated: bool) -> Tensor:
@@ -127,8 +127,4 @@ def _read(copy: Sequence[Tensor], bits: int, shape: torch.Size, dtype: torch.dty
     if is_rotated:
         return decompress_rotated(copy, [bits], shape, dtype)[0]
     packed, groups = copy
-    return ops.read_copy(packed, groups, bits, shape, dtype, _group_size(shape[-1]))
-
-
-def _group_size(features: int) -> int:
-    return constant_group_within(features, GROUP_SIZE)
+    return ops.read_copy(packed, groups, bits, shape, dtype, constant_group_within(shape[-1], GROUP_SIZE))

@@ -4,10 +4,13 @@
     LlamaRMSNorm, T5LayerNorm, Gemma2RMSNorm, …     x / √(mean x² + ε) · w, or · (1 + w): 175 classes, written five ways
     timm's BatchNormAct2d                           batch normalization, dropout and activation in one
 
-Neither package is imported: a class is recognized by the source of its methods (source_match.py), so it may be of any
+Neither package is imported: a class is recognized by the source of its methods (`is_written_as`), so it may be of any
 package. Its compressed form is a subclass of it, made on first use, so that `isinstance` still holds.
 """
 
+import ast
+import inspect
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -20,9 +23,52 @@ from .batch_norm import BatchNorm2d
 from .layer_norm import CompressedNormalization, Gradients, RootMeanSquare
 from .linear import linear
 from .normalization import CompressedNorm
-from .source_match import is_written_as
 
-__all__ = ["BatchNormAct", "Conv1D", "RMSNorm", "form_of_class", "like"]
+# ---- source ----------------------------------------------------------------------------------------------------------
+#
+# The same operations on the same attributes compute the same function, whatever the names of the class and variables:
+#
+#     is_written_as(type(module), """
+#     def forward(self, x):
+#         return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+#     """)
+
+
+@cache
+def is_written_as(cls: type, source: str) -> bool:
+    """Return whether the methods of `cls` that `source` defines consist of the same statements.
+
+    Names of variables, docstrings and annotations are ignored; decorated methods never match.
+    """
+    functions = [part for part in ast.parse(textwrap.dedent(source)).body if isinstance(part, ast.FunctionDef)]
+    return all(_source_of(cls, function.name) == _statements(function) for function in functions)
+
+
+@cache
+def _source_of(cls: type, name: str) -> str | None:
+    """Return the statements of a method, or None if it cannot be read."""
+    try:
+        (function,) = ast.parse(textwrap.dedent(inspect.getsource(getattr(cls, name)))).body
+    except (AttributeError, OSError, SyntaxError, TypeError, ValueError):
+        return None
+    return _statements(function) if isinstance(function, ast.FunctionDef) else None
+
+
+def _statements(function: ast.FunctionDef) -> str | None:
+    """Return the statements of a function with its variables numbered; None if it has decorators, defaults or *args."""
+    given = function.args
+    if function.decorator_list or given.vararg or given.kwarg or given.kwonlyargs or given.defaults:
+        return None
+    body = [s for s in function.body if not (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))]
+    used = [node for statement in body for node in ast.walk(statement) if isinstance(node, ast.Name)]
+    assigned = [node.id for node in used if isinstance(node.ctx, ast.Store)]
+    numbers = {name: str(i) for i, name in enumerate(dict.fromkeys([a.arg for a in given.args] + assigned))}
+    for node in used:
+        node.id = numbers.get(node.id, node.id)  # a global, such as torch, keeps its name
+    return "\n".join([str(len(given.args)), *map(ast.dump, body)])
+
+
+# ---- forms -----------------------------------------------------------------------------------------------------------
 
 
 class _Form(CompressedLayer):

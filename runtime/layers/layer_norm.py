@@ -4,8 +4,9 @@ Mean and 1/deviation of each group of elements are saved exactly, as by torch. T
 normalization.py, from one copy or two.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,7 @@ from .base import (
     owned,
 )
 from .normalization import CompressedNorm, KeepOutput, copies_of, divided, input_gradient, restored, standardised
-from .saver import Saver, Whole, saves_whole
+from .saver import Saver, Whole, as_saver, is_held
 
 __all__ = ["CompressedNormalization", "GroupNorm", "LayerNorm", "RMSNorm", "RootMeanSquare"]
 
@@ -49,8 +50,7 @@ class LayerNorm(CompressedNorm, nn.LayerNorm):
         copies: 1, or 2 for an unbiased gradient of the input, at twice the memory.
 
     Raises:
-        FewbitError: `bits` is not an integer from 1 to 8, `saver` lacks `compress` or `observe`,
-            or `copies` is not 1 or 2.
+        FewbitError: `bits`, `saver` or `copies` is none of these.
 
     Example:
         layer = fewbit.layers.LayerNorm(64, bits=2)
@@ -73,13 +73,11 @@ class GroupNorm(CompressedNorm, nn.GroupNorm):
 
     Args:
         args, kwargs: those of `torch.nn.GroupNorm`.
-        bits: of a saved element, 1 to 8; 4 unless given.
-        saver: a `Saver` in place of `PerGroup(bits)`.
+        bits, saver: 1 to 8 for a saved element, 4 unless given; or a `Saver` in place of `PerGroup(bits)`.
         copies: 1, or 2 for an unbiased gradient of the input, at twice the memory.
 
     Raises:
-        FewbitError: `bits` is not an integer from 1 to 8, `saver` lacks `compress` or `observe`,
-            or `copies` is not 1 or 2.
+        FewbitError: `bits`, `saver` or `copies` is none of these.
 
     Example:
         layer = fewbit.layers.GroupNorm(2, 8, bits=2)
@@ -111,8 +109,7 @@ class RMSNorm(CompressedNorm, nn.RMSNorm):
         copies: 1, or 2 for an unbiased gradient of the input, at twice the memory.
 
     Raises:
-        FewbitError: `bits` is not an integer from 1 to 8, `saver` lacks `compress` or `observe`,
-            or `copies` is not 1 or 2.
+        FewbitError: `bits`, `saver` or `copies` is none of these.
 
     Example:
         layer = fewbit.layers.RMSNorm(64, bits=2)
@@ -127,28 +124,26 @@ class RMSNorm(CompressedNorm, nn.RMSNorm):
         return apply(CompressedNormalization, x, self.weight, None, norm, self.saver, self.copies)
 
 
-class Normalization(Protocol):
+class Normalization(ABC):
     """The part in which the three normalizations differ.
 
     Attributes:
         by_rows: whether the last dimension holds features.
+        offset: added to the weight.
     """
 
-    by_rows: ClassVar[bool]
+    by_rows: ClassVar[bool] = True
+    offset: float = 0.0
 
-    @property
-    def offset(self) -> float:
-        """Added to the weight."""
-        ...
-
+    @abstractmethod
     def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
         """Return y, m (None if it is 0) and r."""
-        ...
 
     def grouped(self, x: Tensor) -> Tensor:
         """Return a view of `x` to which m and r broadcast."""
-        ...
+        return x
 
+    @abstractmethod
     def backward(
         self,
         grad: Tensor,
@@ -160,21 +155,15 @@ class Normalization(Protocol):
         wanted: list[bool],
     ) -> Gradients:
         """Return the wanted gradients of x, weight and bias, from one copy of x̄ or two."""
-        ...
 
 
 @dataclass(frozen=True)
-class _OfLastDimensions:
-    by_rows: ClassVar[bool] = True
-    offset = 0.0
+class _OfLastDimensions(Normalization):
     shape: tuple[int, ...]
     eps: float
 
     def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
         return torch.native_layer_norm(x, self.shape, weight, bias, self.eps)
-
-    def grouped(self, x: Tensor) -> Tensor:
-        return x
 
     def backward(
         self,
@@ -194,14 +183,13 @@ class _OfLastDimensions:
         )
         if wanted[0] and len(normed) == 2:
             h = grad.to(rstd.dtype) if weight is None else grad.to(rstd.dtype) * weight.to(rstd.dtype)
-            grad_x = input_gradient(h, normed, rstd, _last(len(self.shape)))
+            grad_x = input_gradient(h, normed, rstd, [*range(-len(self.shape), 0)])
         return grad_x, grad_weight, grad_bias
 
 
 @dataclass(frozen=True)
-class _OfGroups:
+class _OfGroups(Normalization):
     by_rows: ClassVar[bool] = False
-    offset = 0.0
     groups: int
     eps: float
 
@@ -210,7 +198,9 @@ class _OfGroups:
             half = (torch.float16, torch.bfloat16)
             x = x.float() if x.dtype in half else x
             weight, bias = (t.float() if t is not None and t.dtype in half else t for t in (weight, bias))
-        y, mean, rstd = torch.native_group_norm(_regular(x), weight, bias, *self._sizes(x), self.groups, self.eps)
+        y, mean, rstd = torch.native_group_norm(
+            _regular(x), weight, bias, x.shape[0], x.shape[1], x.shape[2:].numel(), self.groups, self.eps
+        )
         shape = (*mean.shape, *(1 for _ in x.shape[1:]))
         return y, mean.view(shape), rstd.view(shape)
 
@@ -234,7 +224,16 @@ class _OfGroups:
         assert mean is not None
         weight = _as_wide(weight, x)
         grad_x, grad_weight, grad_bias = torch.ops.aten.native_group_norm_backward(
-            grad, x, mean.flatten(1), rstd.flatten(1), weight, *self._sizes(x), self.groups, one_copy
+            grad,
+            x,
+            mean.flatten(1),
+            rstd.flatten(1),
+            weight,
+            x.shape[0],
+            x.shape[1],
+            x.shape[2:].numel(),
+            self.groups,
+            one_copy,
         )
         if wanted[0] and len(normed) == 2:
             h = grad.to(rstd.dtype)
@@ -244,16 +243,11 @@ class _OfGroups:
             grad_x = input_gradient(self.grouped(h), list(map(self.grouped, normed)), rstd, dims).reshape(grad.shape)
         return grad_x, grad_weight, grad_bias
 
-    def _sizes(self, x: Tensor) -> tuple[int, int, int]:
-        return x.shape[0], x.shape[1], x.shape[2:].numel()
-
 
 @dataclass(frozen=True)
-class RootMeanSquare:
+class RootMeanSquare(Normalization):
     """RMS normalization over the last dimensions, of shape `shape`."""
 
-    by_rows: ClassVar[bool] = True
-    offset = 0.0
     shape: tuple[int, ...]
     eps: float | None
 
@@ -265,11 +259,7 @@ class RootMeanSquare:
         """Return r, of size 1 in each of the last dimensions."""
         single = x.to(arithmetic_dtype(x.dtype))
         eps = torch.finfo(single.dtype).eps if self.eps is None else self.eps  # of bfloat16 it would be .0078
-        return (single.square().mean(_last(len(self.shape)), keepdim=True) + eps).rsqrt()
-
-    def grouped(self, x: Tensor) -> Tensor:
-        """Return `x`, to which r broadcasts."""
-        return x
+        return (single.square().mean([*range(-len(self.shape), 0)], keepdim=True) + eps).rsqrt()
 
     def backward(
         self,
@@ -282,7 +272,7 @@ class RootMeanSquare:
         wanted: list[bool],
     ) -> Gradients:
         """Return the wanted gradients."""
-        grad, dims = grad.to(rstd.dtype), _last(len(self.shape))
+        grad, dims = grad.to(rstd.dtype), [*range(-len(self.shape), 0)]
         grad_x = grad_weight = None
         if wanted[0]:
             h = grad if weight is None else grad * weight.to(rstd.dtype)
@@ -291,10 +281,6 @@ class RootMeanSquare:
             leading = list(range(grad.dim() - len(dims)))
             grad_weight = (grad * normed[0]).sum(leading) if leading else grad * normed[0]
         return grad_x, grad_weight, None
-
-
-def _last(count: int) -> list[int]:
-    return list(range(-count, 0))
 
 
 def _as_wide(parameter: Tensor | None, x: Tensor) -> Tensor | None:
@@ -330,7 +316,7 @@ class CompressedNormalization(CompressedFunction):
         compressed = None
         keeps = isinstance(saver, KeepOutput)
         ctx.from_output = keeps and norm.by_rows and saver.divides_by(weight, norm.offset)
-        ctx.exact = saves_whole(saver, x) or (keeps and not ctx.from_output)
+        ctx.exact = (as_saver(saver).sees_held and is_held(x)) or (keeps and not ctx.from_output)
         if ctx.from_output and (x_wanted or weight_wanted):
             y = owned(y)  # what is changed in place later is what was saved, and torch says so
             compressed = Whole(y)

@@ -8,6 +8,7 @@
 from typing import Any
 
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.nn import functional as F
 
 from .base import (
@@ -17,12 +18,11 @@ from .base import (
     batched,
     check_first_derivative,
     compresses,
-    decompressed,
     keep,
     kept,
     observed,
 )
-from .saver import Saver, compress_input, found_in_graph
+from .saver import Saver, as_saver
 
 __all__ = ["Linear", "linear"]
 
@@ -35,8 +35,7 @@ class Linear(CompressedLayer, nn.Linear):
 
     Args:
         args, kwargs: those of `torch.nn.Linear`.
-        bits: of a saved element, 1 to 8; 4 unless given.
-        saver: a `Saver` in place of `PerGroup(bits)`.
+        bits, saver: 1 to 8 for a saved element, 4 unless given; or a `Saver` in place of `PerGroup(bits)`.
 
     Raises:
         FewbitError: `bits` is not an integer from 1 to 8, or `saver` lacks `compress` or `observe`.
@@ -71,7 +70,9 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None, saver: Saver, *, 
     """
     if not compresses(input, weight, bias):
         return F.linear(input, weight, bias)
-    return apply(CompressedLinear, input, weight, bias, found_in_graph(saver, input, sample_dim), sample_dim)
+    if is_compiling():  # with the codes that another layer has attached to the input
+        saver = as_saver(saver).with_codes_of(input, sample_dim)
+    return apply(CompressedLinear, input, weight, bias, saver, sample_dim)
 
 
 class CompressedLinear(CompressedFunction):
@@ -82,7 +83,8 @@ class CompressedLinear(CompressedFunction):
         """Return torch's output; save x compressed."""
         x_wanted, weight_wanted = ctx.needs_input_grad[:2]
         samples = batched(x, 2).transpose(0, sample_dim)
-        keep(ctx, compress_input(saver, samples, rows=True) if weight_wanted else None, weight if x_wanted else None)
+        codes = as_saver(saver).compress_once(samples, rows=True) if weight_wanted else None
+        keep(ctx, codes, weight if x_wanted else None)
         ctx.saver, ctx.sample_dim = saver, sample_dim
         ctx.dtypes = [t if t is None else t.dtype for t in (x, weight, bias)]
         return F.linear(x, weight, bias)
@@ -93,15 +95,14 @@ class CompressedLinear(CompressedFunction):
         check_first_derivative()
         (grad,) = grads
         compressed, weight = kept(ctx)
+        grad_x = grad_weight = grad_bias = x = None
         if compressed is not None:
             compressed = observed(ctx.saver, compressed, batched(grad, 2).transpose(0, ctx.sample_dim))
-        x = decompressed(compressed, grad.dtype)
+            x = compressed.decompress().to(grad.dtype).transpose(0, ctx.sample_dim)  # in autocast's dtype
         rows = grad.reshape(-1, grad.shape[-1])
-        grad_x = grad_weight = grad_bias = None
         if weight is not None:
             grad_x = (grad @ weight.to(grad.dtype)).to(ctx.dtypes[0])
         if x is not None:
-            x = x.transpose(0, ctx.sample_dim)
             grad_weight = (rows.T @ x.reshape(-1, x.shape[-1])).to(ctx.dtypes[1])
         if ctx.needs_input_grad[2]:
             grad_bias = rows.sum(0).to(ctx.dtypes[2])

@@ -1,10 +1,11 @@
-"""The loss of all tokens and its gradients, summed over chunks: what chunked_loss.py saves, and graphs call.
+"""The loss of all tokens and its gradients, chunk by chunk: what chunked_loss.py saves, and what graphs call as one op.
 
-∂F = ∂X W,   ∂W = Σ ∂Xᵀ F,   ∂b = Σ ∂X        of the logits X of a chunk (loss_of_chunk.py), in the forward pass
+P = softmax x,   loss = (1 - s)·(lse - x_y) + s·(lse - mean x) + z·lse²,   ∂x = (1 + 2·z·lse)·P - (1 - s)·Y - s/V
+∂F = ∂X W,   ∂W = Σ ∂Xᵀ F,   ∂b = Σ ∂X        of the logits X of a chunk, in the forward pass
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,7 +13,125 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn import functional as F
 
-from .loss_of_chunk import LossOptions, loss_of_chunk
+from ...tables import FewbitError
+from ...tables.errors import check_integer, shown
+from ..ops.declare import ONCE, PURE, Call, declare
+from ..tensors.traits import is_autocast, name_of, without_autocast
+
+# ---- a chunk ---------------------------------------------------------------------------------------------------------
+
+# Below that many tokens the products of a chunk are bound by reading the head: a product with 256 rows does 128
+# multiplications for each number of the weight that it reads, which is where CPUs and GPUs start to be bound by them.
+_FEWEST = 256
+# A chunk adds to the gradient of a trained head, and moves 12 bytes for each of its numbers, product in 16 bits and sum
+# in 32, or 8 where the sum is of the product; a logit moves about 50, between operations. On an H100 (4,096 tokens of
+# 2,048, 128,256 words) 16 chunks of 256 moved 50 GB for the one and 26 for the other, and a step of 76 ms took 99; a
+# quarter of the features makes both about equal.
+_FEATURES_A_TOKEN = 4
+
+
+@dataclass(frozen=True)
+class Squash:
+    """What is done to each logit before the loss: x to after · tanh(before · x), or to after · before · x.
+
+    Attributes:
+        before, after: factors.
+        tanh: whether there is a tanh between them.
+    """
+
+    before: float = 1.0
+    tanh: bool = False
+    after: float = 1.0
+
+    def times(self, factor: float) -> "Squash":
+        """Return this, and a product after it."""
+        return replace(self, after=self.after * factor) if self.tanh else replace(self, before=self.before * factor)
+
+
+AS_IT_IS = Squash()
+
+
+@dataclass(frozen=True)
+class LossOptions:
+    """The options of a loss, as for `chunked_cross_entropy`.
+
+    Attributes:
+        squash: of the logits.
+    """
+
+    ignore_index: int = -100
+    reduction: str = "mean"
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+    squash: Squash = AS_IT_IS
+    chunk_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.reduction not in ("mean", "sum"):
+            raise FewbitError(
+                f"reduction is mean or sum, not {shown(self.reduction)}: each token's loss needs its logits"
+            )
+        if not 0 <= self.label_smoothing <= 1:
+            raise FewbitError(f"label_smoothing is from 0 to 1, not {shown(self.label_smoothing)}")
+        if self.chunk_size is not None:
+            check_integer("chunk_size", self.chunk_size, 1)
+
+    def chunks(self, hidden: Tensor, vocabulary: int, trains: bool) -> Iterator[slice]:
+        """Yield the tokens of each chunk: as many as make its logits as large as all hidden states, and no fewer than
+        its products, and the sums of a head that is trained, are worth."""
+        tokens, features = hidden.shape
+        fewest = max(_FEWEST, features // _FEATURES_A_TOKEN if trains else 0)
+        size = self.chunk_size or max(fewest, -(-tokens * features // max(vocabulary, 1)))
+        for start in range(0, tokens, size):
+            yield slice(start, min(start + size, tokens))
+
+
+def loss_of_chunk(
+    x: Tensor, labels: Tensor, share: Tensor, options: LossOptions, wanted: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Return the loss of each token of a chunk, and the gradient of its logits; overwrite the logits.
+
+    Args:
+        x: (tokens, vocabulary), the logits as the head gives them.
+        labels: (tokens,), none of them ignored.
+        share: (tokens,), by which the gradients of their losses are multiplied.
+        options: of the loss.
+        wanted: whether to return the gradient.
+    """
+    smoothing, vocabulary = options.label_smoothing, x.shape[1]
+    squash, tanh = options.squash, None
+    factor = squash.before * squash.after
+    if squash.tanh:
+        tanh = x.mul_(squash.before).tanh_()
+        x = tanh * squash.after
+    elif factor != 1:
+        x.mul_(factor)
+    most = x.amax(1, keepdim=True) if vocabulary else x.new_zeros(x.shape[0], 1)
+    picked = x.gather(1, labels[:, None]).squeeze(1)
+    mean = x.mean(1) if smoothing else None
+    exponentials = x.sub_(most).exp_()
+    sums = exponentials.sum(1)
+    log_sums = sums.log() + most.squeeze(1)
+    losses = (1 - smoothing) * (log_sums - picked)
+    if mean is not None:
+        losses = losses + smoothing * (log_sums - mean)
+    if options.z_loss:
+        losses = losses + options.z_loss * log_sums.square()
+    if not wanted:
+        return losses, None
+    slope = share * (1 + 2 * options.z_loss * log_sums) if options.z_loss else share
+    grad = exponentials.mul_((slope / sums)[:, None])
+    grad.scatter_add_(1, labels[:, None], (share * (smoothing - 1))[:, None])
+    if smoothing:
+        grad.sub_((share * (smoothing / vocabulary))[:, None])
+    if tanh is not None:
+        grad.mul_(tanh.square_().neg_().add_(1).mul_(factor))
+    elif factor != 1:
+        grad.mul_(factor)
+    return losses, grad
+
+
+# ---- all chunks ------------------------------------------------------------------------------------------------------
 
 Product = tuple[torch.dtype, float]  # in which a head multiplies, and the factor of its logits
 _HALVES = (torch.float16, torch.bfloat16)
@@ -35,6 +154,13 @@ class Head:
     bias: Tensor | None
     dtype: torch.dtype
     factor: float = 1.0
+
+
+def product_dtype(hidden: Tensor) -> torch.dtype:
+    """Return the dtype in which torch's linear layer multiplies here: autocast's, if it is on, and else that of x."""
+    if not is_autocast(hidden) or hidden.dtype == torch.float64:
+        return hidden.dtype
+    return torch.get_autocast_dtype(hidden.device.type)
 
 
 def sum_dtype(*products: torch.dtype) -> torch.dtype:
@@ -84,16 +210,8 @@ def loss_and_gradients(
     return total / count if options.reduction == "mean" else total, divisor if later else None, grads
 
 
-def save_gradients(
-    ctx: Any, dtypes: Sequence[torch.dtype | None], divisor: Tensor | None, grads: Sequence[Tensor | None]
-) -> None:
-    """Save what `loss_and_gradients` found, and the dtypes of its tensors."""
-    ctx.dtypes = dtypes
-    ctx.save_for_backward(divisor, *grads)
-
-
 def saved_gradients(ctx: Any, grad: Tensor) -> Iterator[Tensor | None]:
-    """Yield the saved gradients times that of the loss."""
+    """Yield the gradients that a context has saved, after a divisor, times that of the loss."""
     divisor, *saved = ctx.saved_tensors
     scale = grad if divisor is None else grad / divisor
     for own, dtype in zip(saved, ctx.dtypes, strict=True):
@@ -184,3 +302,112 @@ def _sum_over_chunks(
             for head in heads:
                 head.add(chunk, grad)
     return total
+
+
+# ---- in compiled graphs ----------------------------------------------------------------------------------------------
+#
+# Traced, the loop over chunks would be unrolled, and the backend fewbit would round the gradients that it saves. As one
+# operator it is called, and its gradients are saved.
+
+
+@declare(
+    "chunked_loss(Tensor labels, Tensor?[] tensors, bool[] wanted, str[] dtypes, float[] factors, float before,"
+    " bool tanh, float after, int ignore_index, str reduction, float label_smoothing, float z_loss,"
+    " SymInt? chunk_size) -> Tensor[]",
+    tags=(*PURE, ONCE),
+)
+def chunked_loss(
+    labels: Tensor,
+    tensors: Sequence[Tensor | None],
+    wanted: Sequence[bool],
+    dtypes: Sequence[str],
+    factors: Sequence[float],
+    before: float,
+    tanh: bool,
+    after: float,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+    z_loss: float,
+    chunk_size: int | None,
+) -> Call:
+    """Return the loss, a divisor of its gradients, and these; empty where a tensor is None or its own is not wanted.
+
+    Args:
+        tensors: hidden states (tokens, features), weight and bias of each head.
+        wanted: of each of these.
+        dtypes, factors: of each head; dtypes by name, for torch before 2.13 hands a list of them on as numbers.
+    """
+    options = LossOptions(ignore_index, reduction, label_smoothing, z_loss, Squash(before, tanh, after), chunk_size)
+    products = [(getattr(torch, name), factor) for name, factor in zip(dtypes, factors, strict=True)]
+    sums = sum_dtype(*(dtype for dtype, _ in products))
+    weight = tensors[1]
+    assert weight is not None
+
+    def fake() -> list[Tensor]:
+        grads = [weight.new_empty(0) for _ in tensors]
+        for i, (t, want) in enumerate(zip(tensors, wanted, strict=True)):
+            if t is not None and want:
+                dtype, _ = products[i // 3]
+                # What is summed over tokens: in float16 only after the division, which waits for a GradScaler's scale.
+                of_weight = sum_dtype(dtype) if "float16" in dtypes else t.dtype
+                grads[i] = torch.empty_like(t, dtype=(dtype, of_weight, sum_dtype(dtype))[i % 3])
+        return [weight.new_empty((), dtype=sums), labels.new_empty(()), *grads]
+
+    def run(_: Any) -> list[Tensor]:
+        loss, divisor, grads = loss_and_gradients(labels, options, products, wanted, tensors)
+        none = [weight.new_empty(0) for grad in grads if grad is None]
+        divided_by = labels.new_ones(()) if divisor is None else divisor
+        return [loss, divided_by, *(none.pop() if grad is None else grad for grad in grads)]
+
+    return Call(fake, run)
+
+
+class ChunkedLossInGraph(torch.autograd.Function):
+    """labels, options, products, and hidden states, weight and bias of each head -> the loss."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, labels: Tensor, options: LossOptions, products: tuple[Product, ...], *tensors: Tensor | None
+    ) -> Tensor:
+        """Return the loss; save the gradients of what requires one."""
+        wanted = [*ctx.needs_input_grad[3:]]
+        dtypes, factors = ([*each] for each in zip(*products, strict=True))
+        squash = options.squash
+        numbers = (options.ignore_index, options.reduction, options.label_smoothing, options.z_loss)
+        loss, divisor, *grads = chunked_loss(
+            *(labels, tensors, wanted, [*map(name_of, dtypes)], factors, squash.before, squash.tanh, squash.after),
+            *(*numbers, options.chunk_size),
+        )
+        own = [grad if want and t is not None else None for grad, want, t in zip(grads, wanted, tensors, strict=True)]
+        later = divisor if torch.float16 in dtypes and options.reduction == "mean" else None
+        ctx.dtypes = [None if t is None else t.dtype for t in tensors]
+        ctx.save_for_backward(later, *own)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the saved gradients times that of the loss."""
+        return None, None, None, *saved_gradients(ctx, *grads)
+
+
+def loss_in_graph(
+    labels: Tensor,
+    options: tuple[Any, ...],
+    products: tuple[Product, ...],
+    dtype: torch.dtype,
+    *tensors: Tensor | None,
+) -> Tensor:
+    """Return the loss in `dtype`: what a graph calls.
+
+    Args:
+        labels: (tokens,), int64.
+        options: the fields of `LossOptions`, with those of `Squash` in place of it: what a graph holds is plain.
+        products: dtype and factor of each head.
+        dtype: of the loss.
+        tensors: hidden states (tokens, features), weight and bias of each head.
+    """
+    ignored, reduction, smoothing, z_loss, squash, chunk_size = options
+    with without_autocast(labels):
+        chosen = LossOptions(ignored, reduction, smoothing, z_loss, Squash(*squash), chunk_size)
+        return ChunkedLossInGraph.apply(labels, chosen, products, *tensors).to(dtype)  # pyright: ignore

@@ -28,7 +28,7 @@ from ..quantizers import Compressed
 from ..tensors.graphs import is_capturing
 from ..tensors.traits import is_abstract
 from .base import DEFAULT_LAYER_BITS, CompressedLayer
-from .saver import Saver, Whole, compress_rows, tensors_in
+from .saver import Saver, Whole, as_saver, tensors_in
 
 LEAST_WEIGHT = 0.01  # of the largest, below which dividing by it would magnify the rounding of y
 CALLS = 64  # of a layer on a GPU between two looks at its weight, which wait for the GPU
@@ -112,12 +112,13 @@ class CompressedNorm(CompressedLayer):
 
 def copies_of(x: Tensor, saver: Saver, copies: int, *, rows: bool = False) -> tuple[Compressed, ...]:
     """Return independent compressed copies of `x`; with `rows`, each row of its last dimension by itself."""
-    first = compress_rows(saver, x) if rows else saver.compress(x)
+    compress = as_saver(saver).compress_rows if rows else saver.compress
+    first = compress(x)
     if copies == 1:
         return (first,)
     if is_compiling() and not isinstance(first, Whole):
         x = ops.another(x, tensors_in(first)[0])  # the compiler would merge two equal calls
-    return first, compress_rows(saver, x) if rows else saver.compress(x)
+    return first, compress(x)
 
 
 def standardised(x: Tensor, mean: Tensor | None, rstd: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ from .. import ops
 from ..quantizers import Compressed
 from ..tensors.traits import is_abstract, total_bytes
 from .base import observed
-from .saver import Saver, Whole, as_saver, compress_input, compress_rows, found_in_graph, put_together, take_apart
+from .saver import Saver, Whole, as_saver, put_together, take_apart
 
 SMALLEST = 4096  # bytes: smaller tensors are not moved, because a copy costs more than it frees
 
@@ -133,24 +133,19 @@ class Swapper:
                 stream = torch.cuda.current_stream(x.device)
                 stream.wait_event(event)
                 x.record_stream(stream)  # its memory was allocated on the other stream
-            self._fetch_before(progress, moved.device)
+            if not progress.queued:  # by another layer that shares it, or in an earlier backward pass
+                return x
+            while self._moved:  # it, and later or freed ones, leave the queue
+                last = self._moved.pop()()
+                if last is not None:
+                    last.queued = False
+                if last is progress:
+                    break
+            for one in reversed([reference() for reference in list(self._moved)[-self.ahead :]]):
+                host = None if one is None else one.host()
+                if one is not None and one.fetched is None and host is not None:
+                    self._fetch(one, host, moved.device)
             return x
-
-    def _fetch_before(self, progress: Progress, device: torch.device) -> None:
-        """Start fetching the tensors moved before `progress`; drop it and later or freed ones from the queue."""
-        if not progress.queued:  # by another layer that shares it, or in an earlier backward pass
-            return
-        while self._moved:
-            last = self._moved.pop()()
-            if last is not None:
-                last.queued = False
-            if last is progress:
-                break
-        waiting = [one for one in (reference() for reference in list(self._moved)[-self.ahead :]) if one is not None]
-        for one in reversed(waiting):
-            host = one.host()
-            if one.fetched is None and host is not None:
-                self._fetch(one, host, device)
 
     def _fetch(self, progress: Progress, host: Tensor, device: torch.device) -> None:
         if progress.written is not None:
@@ -206,11 +201,11 @@ class SwappingSaver(Saver):
 
     def compress_rows(self, x: Tensor) -> Compressed:
         """Return `x`, row by row, in few bits, in host memory."""
-        return self._swapped(compress_rows(self.saver, x))
+        return self._swapped(as_saver(self.saver).compress_rows(x))
 
     def compress_once(self, x: Tensor, rows: bool = False) -> Compressed:
         """Return `x` in few bits, in host memory; shared wherever `saver` gives the same codes to two layers."""
-        compressed = compress_input(self.saver, x, rows=rows)
+        compressed = as_saver(self.saver).compress_once(x, rows)
         if is_compiling():  # the compiler merges equal calls
             return self._swapped(compressed)
         swapped = self.swapper.found(compressed)
@@ -246,7 +241,7 @@ class SwappingSaver(Saver):
 
     def with_codes_of(self, x: Tensor, way: int) -> Saver:
         """Return the saver of `x` in this graph, in host memory."""
-        return replace(self, saver=found_in_graph(self.saver, x, way))
+        return replace(self, saver=as_saver(self.saver).with_codes_of(x, way))
 
     def observed_in_graph(self, compressed: Any, gradient: Tensor, rstd: Tensor | None = None) -> Any:
         """Pass the gradient on to `saver`."""

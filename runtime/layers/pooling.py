@@ -5,8 +5,7 @@ average pooling   saves nothing, torch the input: the gradient needs only its sh
 resampling        saves nothing; of torch's modes only "area", an average pooling, saves the input
 """
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -46,10 +45,9 @@ class _MaxPool(nn.modules.pooling._MaxPoolNd):
 
     def forward(self, input: Tensor) -> Any:
         """Return torch's output."""
-        kernel, stride, padding, dilation = (
-            _each(value, self.dimensions)
-            for value in (self.kernel_size, self.stride or self.kernel_size, self.padding, self.dilation)
-        )
+        window: list[Any] = [self.kernel_size, self.stride or self.kernel_size, self.padding, self.dilation]
+        each = [(value,) if isinstance(value, int) else tuple(value) for value in window]
+        kernel, stride, padding, dilation = (v * self.dimensions if len(v) == 1 else v for v in each)
         if self.return_indices or torch.Size(kernel).numel() > PLACES or not compresses(input):
             return super().forward(input)
         return apply(PackedMaxPool, input, kernel, stride, padding, dilation, self.ceil_mode)
@@ -106,12 +104,6 @@ class MaxPool3d(_MaxPool, nn.MaxPool3d):
     dimensions = 3
 
 
-def _each(value: int | Sequence[int], dimensions: int) -> tuple[int, ...]:
-    """Return a number for each dimension."""
-    values = (value,) if isinstance(value, int) else tuple(value)
-    return values * dimensions if len(values) == 1 else values
-
-
 class PackedMaxPool(CompressedFunction):
     """x -> the largest of each window."""
 
@@ -149,7 +141,22 @@ class PackedMaxPool(CompressedFunction):
 # ---- averages and resampling -----------------------------------------------------------------------------------------
 
 
-class AvgPool1d(nn.AvgPool1d):
+class _LinearMap(nn.Module):
+    """Base of averages and resampling: a function of torch, and the attributes that are its arguments."""
+
+    kept_bits = 0
+    function: ClassVar[str]
+    settings: ClassVar[tuple[str, ...]]
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return torch's output."""
+        return linear_map(input, self.function, *[getattr(self, name) for name in self.settings])
+
+
+_WINDOW = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad")
+
+
+class AvgPool1d(_LinearMap, nn.AvgPool1d):
     """`torch.nn.AvgPool1d`, which saves nothing; exact (ActNN, Appendix B.4).
 
     (N, C, L) or (C, L) to the same with the sizes of torch; float16, bfloat16, float32 or float64.
@@ -162,14 +169,10 @@ class AvgPool1d(nn.AvgPool1d):
         pool(torch.randn(4, 3, 32, requires_grad=True)).sum().backward()
     """
 
-    kept_bits = 0
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Return torch's output."""
-        return linear_map(input, "avg_pool1d", *_window(self))
+    function, settings = "avg_pool1d", _WINDOW
 
 
-class AvgPool2d(nn.AvgPool2d):
+class AvgPool2d(_LinearMap, nn.AvgPool2d):
     """`torch.nn.AvgPool2d`, which saves nothing; exact (ActNN, Appendix B.4).
 
     (N, C, H, W) or (C, H, W) to the same with the sizes of torch; float16, bfloat16, float32 or float64.
@@ -182,14 +185,10 @@ class AvgPool2d(nn.AvgPool2d):
         pool(torch.randn(4, 3, 8, 8, requires_grad=True)).sum().backward()
     """
 
-    kept_bits = 0
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Return torch's output."""
-        return linear_map(input, "avg_pool2d", *_window(self), self.divisor_override)
+    function, settings = "avg_pool2d", (*_WINDOW, "divisor_override")
 
 
-class AvgPool3d(nn.AvgPool3d):
+class AvgPool3d(_LinearMap, nn.AvgPool3d):
     """`torch.nn.AvgPool3d`, which saves nothing; exact (ActNN, Appendix B.4).
 
     (N, C, D, H, W) or (C, D, H, W) to the same with the sizes of torch; float16, bfloat16, float32 or float64.
@@ -202,18 +201,10 @@ class AvgPool3d(nn.AvgPool3d):
         pool(torch.randn(4, 3, 4, 4, 4, requires_grad=True)).sum().backward()
     """
 
-    kept_bits = 0
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Return torch's output."""
-        return linear_map(input, "avg_pool3d", *_window(self), self.divisor_override)
+    function, settings = "avg_pool3d", (*_WINDOW, "divisor_override")
 
 
-def _window(pool: nn.AvgPool1d | nn.AvgPool2d | nn.AvgPool3d) -> tuple[Any, ...]:
-    return pool.kernel_size, pool.stride, pool.padding, pool.ceil_mode, pool.count_include_pad
-
-
-class AdaptiveAvgPool1d(nn.AdaptiveAvgPool1d):
+class AdaptiveAvgPool1d(_LinearMap, nn.AdaptiveAvgPool1d):
     """`torch.nn.AdaptiveAvgPool1d`, which saves nothing; exact (ActNN, Appendix B.4).
 
     (N, C, L) or (C, L) to the same with `output_size` in place of L; float16, bfloat16, float32 or float64.
@@ -226,14 +217,10 @@ class AdaptiveAvgPool1d(nn.AdaptiveAvgPool1d):
         pool(torch.randn(4, 3, 32, requires_grad=True)).sum().backward()
     """
 
-    kept_bits = 0
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Return torch's output."""
-        return linear_map(input, "adaptive_avg_pool1d", self.output_size)
+    function, settings = "adaptive_avg_pool1d", ("output_size",)
 
 
-class AdaptiveAvgPool2d(nn.AdaptiveAvgPool2d):
+class AdaptiveAvgPool2d(_LinearMap, nn.AdaptiveAvgPool2d):
     """`torch.nn.AdaptiveAvgPool2d`, which saves nothing; exact (ActNN, Appendix B.4).
 
     (N, C, H, W) or (C, H, W) to the same with `output_size` in place of H, W; float16, bfloat16, float32 or
@@ -247,14 +234,10 @@ class AdaptiveAvgPool2d(nn.AdaptiveAvgPool2d):
         pool(torch.randn(4, 3, 8, 8, requires_grad=True)).sum().backward()
     """
 
-    kept_bits = 0
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Return torch's output."""
-        return linear_map(input, "adaptive_avg_pool2d", self.output_size)
+    function, settings = "adaptive_avg_pool2d", ("output_size",)
 
 
-class AdaptiveAvgPool3d(nn.AdaptiveAvgPool3d):
+class AdaptiveAvgPool3d(_LinearMap, nn.AdaptiveAvgPool3d):
     """`torch.nn.AdaptiveAvgPool3d`, which saves nothing; exact (ActNN, Appendix B.4).
 
     (N, C, D, H, W) or (C, D, H, W) to the same with `output_size` in place of D, H, W; float16, bfloat16, float32
@@ -268,14 +251,10 @@ class AdaptiveAvgPool3d(nn.AdaptiveAvgPool3d):
         pool(torch.randn(4, 3, 4, 4, 4, requires_grad=True)).sum().backward()
     """
 
-    kept_bits = 0
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Return torch's output."""
-        return linear_map(input, "adaptive_avg_pool3d", self.output_size)
+    function, settings = "adaptive_avg_pool3d", ("output_size",)
 
 
-class Upsample(nn.Upsample):
+class Upsample(_LinearMap, nn.Upsample):
     """`torch.nn.Upsample`, which saves nothing in any mode; exact (ActNN, Appendix B.4).
 
     (N, C, L), (N, C, H, W) or (N, C, D, H, W) to the same with `size`, or `scale_factor` times the sizes; float16,
@@ -289,12 +268,8 @@ class Upsample(nn.Upsample):
         grow(torch.randn(4, 3, 8, 8, requires_grad=True)).sum().backward()
     """
 
-    kept_bits = 0
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Return torch's output."""
-        size = (self.size, self.scale_factor, self.mode, self.align_corners, self.recompute_scale_factor)
-        return linear_map(input, "interpolate", *size)
+    function = "interpolate"
+    settings = ("size", "scale_factor", "mode", "align_corners", "recompute_scale_factor")
 
 
 def linear_map(x: Tensor, function: str, *arguments: Any) -> Tensor:

@@ -40,7 +40,7 @@ class Hooks:
         """Return the hooks in force; torch itself calls only the innermost. (Torch 2.6 does not show them.)"""
         top = getattr(_autograd, "_top_saved_tensors_default_hooks", None)
         hooks = top(False) if top else None
-        return cls(_same, _same) if hooks is None else cls(*hooks)
+        return cls(lambda t: t, lambda t: t) if hooks is None else cls(*hooks)
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +132,3 @@ class Rebuilding:
     def forget(self) -> None:
         """Save tensors as they are again; what was given to `save` may be freed."""
         self._recipes.clear()
-
-
-def _same(x: Any) -> Any:
-    return x

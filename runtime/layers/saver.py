@@ -69,7 +69,15 @@ class Saver(ABC):
         return self.compress(x)
 
     def compress_once(self, x: Tensor, rows: bool = False) -> Compressed:
-        """Return the input `x` of a layer in few bits, for all layers of this saver that get it one after another."""
+        """Return the input `x` of a layer in few bits, for all layers of this saver that get it one after another.
+
+        Examples are query, key and value; gate and up; parallel convolutions. Each gradient stays unbiased; only the
+        rounding is common to them.
+
+        Args:
+            x: the input.
+            rows: whether its last dimension holds features, so that each row is a token.
+        """
         return self.compress_rows(x) if rows else self.compress(x)
 
     def with_codes_of(self, x: Tensor, way: int) -> "Saver":
@@ -104,7 +112,7 @@ class _Foreign(Saver):
 
 
 def as_saver(saver: Any) -> Saver:
-    """Return `saver`, with the methods of `Saver` that a user's own lacks."""
+    """Return `saver`, with the methods of `Saver` that a user's own lacks, which cannot share what is in memory."""
     return saver if isinstance(saver, Saver) else _Foreign(saver)
 
 
@@ -241,25 +249,6 @@ class _Place:
     index: int
 
 
-def compress_input(saver: Saver, x: Tensor, *, rows: bool = False) -> Compressed:
-    """Return the input of a layer in few bits, shared by all layers of one saver that get it one after another.
-
-    Examples are query, key and value; gate and up; parallel convolutions. Each gradient stays unbiased; only the
-    rounding is common to them.
-
-    Args:
-        saver: of the layer.
-        x: the input.
-        rows: whether its last dimension holds features, so that each row is a token.
-    """
-    return as_saver(saver).compress_once(x, rows)
-
-
-def found_in_graph(saver: Saver, x: Tensor, way: int) -> Saver:
-    """Return `saver`, in compiled code with the codes that another layer has attached to `x`; see `with_codes_of`."""
-    return as_saver(saver).with_codes_of(x, way) if is_compiling() else saver
-
-
 def is_no_smaller(shape: Sequence[int], itemsize: int, group_size: int, bits: int) -> bool:
     """Return whether codes of a sample (`PerGroup`) take its bytes or more, which compiled code asks before there are.
 
@@ -274,22 +263,9 @@ def is_no_smaller(shape: Sequence[int], itemsize: int, group_size: int, bits: in
     return packed_bytes([bits], elements) + 4 * groups + 1 >= elements * itemsize
 
 
-def compress_rows(saver: Saver, x: Tensor) -> Compressed:
-    """Return `x`, whose last dimension holds features, in few bits, each row by itself if `saver` supports it."""
-    return as_saver(saver).compress_rows(x)
-
-
 def last_innermost(x: Tensor) -> Tensor:
     """Return `x`, copied unless its last dimension is contiguous."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
-
-
-def saves_whole(saver: Saver, x: Tensor) -> bool:
-    """Return whether a layer that would compress a tensor other than its input `x` should save `x` as it is instead.
-
-    False for a user's saver, which cannot share tensors that are already in memory.
-    """
-    return as_saver(saver).sees_held and is_held(x)
 
 
 # Functions of torch that save their output for their own backward pass, by the names of their nodes.

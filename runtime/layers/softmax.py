@@ -38,13 +38,11 @@ class Softmax(CompressedNorm, nn.Softmax):
 
     Args:
         args, kwargs: those of `torch.nn.Softmax`.
-        bits: of a saved element, 1 to 8; 4 unless given.
-        saver: a `Saver` in place of `PerGroup(bits)`.
+        bits, saver: 1 to 8 for a saved element, 4 unless given; or a `Saver` in place of `PerGroup(bits)`.
         copies: 1, or 2 for an unbiased gradient of the input, at twice the memory.
 
     Raises:
-        FewbitError: `bits` is not an integer from 1 to 8, `saver` lacks `compress` or `observe`,
-            or `copies` is not 1 or 2.
+        FewbitError: `bits`, `saver` or `copies` is none of these.
 
     Example:
         layer = fewbit.layers.Softmax(-1, bits=4)
@@ -65,8 +63,7 @@ class LogSoftmax(CompressedLayer, nn.LogSoftmax):
 
     Args:
         args, kwargs: those of `torch.nn.LogSoftmax`.
-        bits: of a saved element, 1 to 8; 4 unless given.
-        saver: a `Saver` in place of `PerGroup(bits)`.
+        bits, saver: 1 to 8 for a saved element, 4 unless given; or a `Saver` in place of `PerGroup(bits)`.
 
     Raises:
         FewbitError: `bits` is not an integer from 1 to 8, or `saver` lacks `compress` or `observe`.
@@ -86,10 +83,6 @@ class LogSoftmax(CompressedLayer, nn.LogSoftmax):
 def _dimension(dim: int | None, x: Tensor) -> int:
     """Return `dim`, or torch's default dimension if None."""
     return dim if dim is not None else 0 if x.dim() in (0, 1, 3) else 1
-
-
-def _is_last(dim: int, x: Tensor) -> bool:
-    return dim in (-1, x.dim() - 1)
 
 
 def softmax(input: Tensor, dim: int, saver: Saver, copies: int = 1) -> Tensor:
@@ -121,7 +114,7 @@ class CompressedSoftmax(CompressedFunction):
     def forward(ctx: Any, x: Tensor, dim: int, saver: Saver, copies: int) -> Tensor:
         """Return torch's output; save it compressed."""
         y = F.softmax(x, dim)
-        keep(ctx, copies_of(batched(y, 2), saver, copies, rows=_is_last(dim, y)))
+        keep(ctx, copies_of(batched(y, 2), saver, copies, rows=dim in (-1, y.dim() - 1)))
         ctx.dim, ctx.saver, ctx.dtype = dim, saver, x.dtype
         return y
 
@@ -143,7 +136,7 @@ class CompressedLogSoftmax(CompressedFunction):
     def forward(ctx: Any, x: Tensor, dim: int, saver: Saver) -> Tensor:
         """Return torch's output; save its exponential compressed."""
         y = F.log_softmax(x, dim)
-        keep(ctx, copies_of(batched(y.exp(), 2), saver, 1, rows=_is_last(dim, y))[0])
+        keep(ctx, copies_of(batched(y.exp(), 2), saver, 1, rows=dim in (-1, y.dim() - 1))[0])
         ctx.dim, ctx.saver, ctx.dtype = dim, saver, x.dtype
         return y
 

@@ -1,7 +1,7 @@
 """ReLU that saves its output in RV-Quant codes instead of its mask (V-Quant, Section 4.5).
 
 The codes distinguish true zeros from numbers rounded to zero, so the gradient is torch's own, bit for bit, from the
-codes alone. The next layer saves the same codes, with their outliers, as its input (shared_codes.py): one copy serves
+codes alone. The next layer saves the same codes, with their outliers, as its input (outlier_saver.py): one copy serves
 both.
 """
 
@@ -18,8 +18,8 @@ from ..quantizers.outlier import masked
 from ..tensors.spec import TensorSpec, as_dense, with_stride
 from ..tensors.traits import DTYPES, is_batch, is_quantizable
 from .base import CompressedFunction, apply, check_first_derivative
+from .outlier_saver import leave
 from .saver import TRACES_FUNCTIONS
-from .shared_codes import leave
 
 # A network on digits reaches 97.8 % with it, 98.0 % by exact training (docs/methods/vquant.md).
 DEFAULT = Outlier(3, 0.02, relu=True, value_dtype=torch.bfloat16)

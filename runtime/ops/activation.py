@@ -4,11 +4,23 @@
     encode(x, table) -> packed codes
     encode_at_random(x, table, seed) -> packed codes      tables of kind stochastic; seed int64 (1,)
     multiply(grad, packed, table, stride) -> grad · q(x)
+    draw_seeds(x, count) -> seeds                         int64 (count,) on the CPU or the GPU
+    separate(x) -> [x₀, x₁, …]                            elements of a vector, each in memory of its own
 
-Tables and functions are passed as strings (see tensors/table_registry.py, backends/torch_functions.py), so that
+Tables and functions are passed as strings (see tensors/levels.py, backends/torch_functions.py), so that
 torch.compile sees constants and no table needs an op of its own. The packed code is an *output* of `activation`: only
 then does torch.compile save it instead of x. Codes are in the memory order of the output; `stride` passes that order to
 the backward pass.
+
+Seeds are a tensor, so that ops that round are functions of their inputs and torch.compile sees the randomness.
+`draw_seeds` takes the tensor to be rounded: compilers merge equal calls, and two tensors must not be rounded alike.
+`separate` keeps the place of a seed out of the kernels that compilers write: kernels that differ in nothing else are
+compiled once.
+
+The same by the table in use of a `FollowingTable`, which a compiled graph knows by a handle (tensors/graphs.py):
+
+    activation_following(x, function, parameters, following, bits, seed) -> f(x), packed codes, version
+    multiply_following(grad, packed, version, following, bits, stride) -> grad · q(x)
 """
 
 from collections.abc import Sequence
@@ -18,21 +30,30 @@ import torch
 from torch import Tensor
 
 from ...tables import FewbitError
+from ..backends.cuda import following as cuda
 from ..backends.forwards import forward_of
+from ..tensors.graphs import by_handle
+from ..tensors.levels import table_of
+from ..tensors.packing import packed_size
 from ..tensors.spec import as_dense, with_stride
-from ..tensors.table_registry import table_of
-from .arguments import (
+from .declare import (
+    IN_MEMORY_ORDER,
+    LIBRARY,
+    ON_HOST,
+    ONCE,
+    PURE,
+    Call,
     check_deterministic,
     check_dtype,
     check_packed,
     check_parameters,
     check_seeds,
     check_stride,
+    declare,
     empty_codes,
     keys_of,
     refuse,
 )
-from .declare import IN_MEMORY_ORDER, LIBRARY, Call, declare
 
 
 @declare(
@@ -59,6 +80,25 @@ def encode(x: Tensor, table: str) -> Call:
     return Call(
         fake=lambda: empty_codes(x, x.numel(), table_of(table).bits),
         run=lambda kernel: kernel(as_dense(x), table),
+    )
+
+
+@declare("draw_seeds(Tensor x, int count) -> Tensor", "keys.draw", (*PURE, ONCE))
+def draw_seeds(x: Tensor, count: int) -> Call:
+    """Return the next seeds of the stream, int64 (count,) on the CPU or beside an `x` on a GPU, for rounding `x`."""
+    device = x.device if x.device.type == "cuda" else "cpu"
+    return Call(
+        fake=lambda: torch.empty(count, dtype=torch.int64, device=device),
+        run=lambda draw: draw(x, count),
+    )
+
+
+@declare("separate(Tensor x) -> Tensor[]")
+def separate(x: Tensor) -> Call:
+    """Return the elements of a vector, each in memory of its own."""
+    return Call(
+        fake=lambda: [x.new_empty(()) for _ in range(len(x))],
+        run=lambda _: list(torch._foreach_add(x.unbind(), 0)) if len(x) else [],  # pyright: ignore[reportPrivateImportUsage]
     )
 
 
@@ -125,3 +165,74 @@ def _backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor, None, None, None
 
 torch.library.register_autograd(activation, _backward, setup_context=_save, lib=LIBRARY)
 torch.library.register_autograd(multiply, refuse, lib=LIBRARY)
+
+
+# ---- by the table in use ---------------------------------------------------------------------------------------------
+
+
+@declare(
+    "activation_following(Tensor x, str function, float[] parameters, Tensor following, int bits, Tensor? seed)"
+    " -> (Tensor, Tensor, Tensor)",
+    tags=(*IN_MEMORY_ORDER, *ON_HOST[1:], ONCE),  # not computed again, by another table
+)
+def activation_following(
+    x: Tensor, function: str, parameters: Sequence[float], following: Tensor, bits: int, seed: Tensor | None
+) -> Call:
+    """Return f(x), codes in the memory of `bits` bits each, and the version of the table."""
+    check_dtype(x, function)
+    check_parameters(function, parameters)
+
+    def run(_: None) -> tuple[Tensor, Tensor, Tensor]:
+        key, version = _following_of(following).begin(x)
+        if seed is not None:
+            y = forward_of(function).call(x, *parameters)
+            packed = encode_at_random(with_stride(x, y.stride()), key, seed)
+        elif x.device.type == "cuda":  # whose other kernels are compiled for each table
+            y, packed = cuda.activation(x, function, parameters, key)
+        else:
+            y, packed = activation(x, function, parameters, key)
+        spare = packed_size(x.numel(), bits) - packed.numel()  # where the table in use takes fewer bits
+        return y, torch.nn.functional.pad(packed, (0, spare)) if spare else packed, version
+
+    return Call(
+        fake=lambda: (
+            *(forward_of(function).call(x, *parameters), empty_codes(x, x.numel(), bits)),
+            torch.empty(2, dtype=torch.int64, device="cpu"),
+        ),
+        run=run,
+    )
+
+
+@declare(
+    "multiply_following(Tensor grad, Tensor packed, Tensor version, Tensor following, int bits, SymInt[] stride)"
+    " -> Tensor",
+    tags=ON_HOST,
+)
+def multiply_following(
+    grad: Tensor, packed: Tensor, version: Tensor, following: Tensor, bits: int, stride: Sequence[int]
+) -> Call:
+    """Return grad · q(x) by the table of that version."""
+    check_dtype(grad, "multiply_following")
+    check_packed(grad, "packed", packed, bits, grad.numel())
+    check_stride(grad, stride)
+
+    def run(_: None) -> Tensor:
+        key = _following_of(following).end(version, grad)
+        used = table_of(key).bits
+        codes = packed[: packed_size(grad.numel(), used)]
+        check_packed(grad, "packed", codes, used, grad.numel())  # of a table of more bits than the call says
+        if grad.device.type == "cuda":
+            return cuda.multiply(with_stride(grad, stride), codes, key)
+        return multiply(grad, codes, key, stride)
+
+    return Call(
+        fake=lambda: torch.empty_strided(grad.shape, stride, dtype=grad.dtype, device=grad.device),
+        run=run,
+    )
+
+
+def _following_of(handle: Tensor) -> Any:
+    found = by_handle(handle)
+    if found is None:
+        raise FewbitError("a compiled model was converted back: compile it again")
+    return found

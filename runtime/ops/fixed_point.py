@@ -14,8 +14,7 @@ from ...tables.errors import check_integer
 from ..tensors.packing import packed_size
 from ..tensors.spec import as_dense
 from ..tensors.validation import check_part
-from .arguments import are_concrete, check_kind, check_result, empty_codes
-from .declare import IN_MEMORY_ORDER, Call, declare
+from .declare import IN_MEMORY_ORDER, Call, are_concrete, check_kind, check_result, declare, empty_codes
 
 
 @declare(

@@ -1,7 +1,5 @@
 """Gated linear units, whose backward pass needs act(gate), act'(gate) and up.
 
-    draw_seeds(x, count) -> seeds
-    separate(x) -> [x₀, x₁, …]                      elements of a vector, each in memory of its own
     glu(gate, up, seeds, function, parameters, table, up_bits, second_bits, derived) -> h, codes, up, second, groups
     glu_backward(grad, codes, up, second, groups, function, …, wanted) -> d_gate, d_up, h
     copy_in_groups(x, seed, bits, group_size) -> packed, groups
@@ -9,11 +7,8 @@
 
 The parts, of n elements in row-major order: `codes` of act'(gate), uint8 (⌈n/8⌉·bits,); `up` and `second`, a copy of
 act(gate) or, if `derived`, of gate, likewise; `groups`, bfloat16 (2 a copy, ⌈n/256⌉), minima and ranges. Parts that are
-not saved (an empty `table`, 0 bits) have no elements. `copy_in_groups` accepts other group sizes too. These five ops
-are not differentiable: activations/gated_autograd.py is. The seeds are a tensor, int64 (2,) on the CPU or the GPU, so
-that the ops are functions of their inputs and torch.compile sees the randomness. `draw_seeds` takes the tensor to be
-rounded: compilers merge equal calls, and two tensors must not be rounded alike. `separate` keeps the place of a seed
-out of the kernels that compilers write: kernels that differ in nothing else are compiled once.
+not saved (an empty `table`, 0 bits) have no elements. `copy_in_groups` accepts other group sizes too. These
+ops are not differentiable: activations/gated.py is. The seeds are those of `draw_seeds`.
 """
 
 import math
@@ -28,40 +23,22 @@ from ...tables.errors import check_integer, shown
 from ..backends.forwards import forward_of
 from ..backends.reference.glu_derivatives import derivative_of
 from ..tensors.glu_parts import GROUP_SIZE
-from ..tensors.table_registry import table_of
+from ..tensors.levels import table_of
 from ..tensors.traits import DTYPES
-from .arguments import (
+from .declare import (
+    Call,
     check_deterministic,
     check_dtype,
     check_packed,
     check_parameters,
     check_seeds,
+    declare,
     empty_codes,
     keys_of,
     shown_tensor,
 )
-from .declare import ONCE, PURE, Call, declare
 
 _PLAN = "str function, float[] parameters, str table, int up_bits, int second_bits, bool derived"
-
-
-@declare("draw_seeds(Tensor x, int count) -> Tensor", "keys.draw", (*PURE, ONCE))
-def draw_seeds(x: Tensor, count: int) -> Call:
-    """Return the next seeds of the stream, int64 (count,) on the CPU or beside an `x` on a GPU, for rounding `x`."""
-    device = x.device if x.device.type == "cuda" else "cpu"
-    return Call(
-        fake=lambda: torch.empty(count, dtype=torch.int64, device=device),
-        run=lambda draw: draw(x, count),
-    )
-
-
-@declare("separate(Tensor x) -> Tensor[]")
-def separate(x: Tensor) -> Call:
-    """Return the elements of a vector, each in memory of its own."""
-    return Call(
-        fake=lambda: [x.new_empty(()) for _ in range(len(x))],
-        run=lambda _: list(torch._foreach_add(x.unbind(), 0)) if len(x) else [],  # pyright: ignore[reportPrivateImportUsage]
-    )
 
 
 @declare(

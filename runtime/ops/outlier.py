@@ -17,8 +17,7 @@ from ..backends.reference.outlier import POSITION_BLOCK, count_of
 from ..tensors.packing import packed_size
 from ..tensors.traits import KINDS
 from ..tensors.validation import check_part
-from .arguments import are_concrete, check_kind, check_result, empty_codes
-from .declare import Call, declare
+from .declare import Call, are_concrete, check_kind, check_result, declare, empty_codes
 
 
 @declare(

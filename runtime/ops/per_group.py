@@ -29,8 +29,18 @@ from ..tensors.levels import UNIFORM, check_levels
 from ..tensors.packing import GROUP, Rows, packed_size
 from ..tensors.philox import NEAREST, Seed
 from ..tensors.validation import check_groups, has_values
-from .arguments import are_concrete, check_equally_many, check_kind, check_result, check_seeds, keys_of, shown_tensor
-from .declare import ON_HOST, Call, declare
+from .declare import (
+    ON_HOST,
+    Call,
+    are_concrete,
+    check_equally_many,
+    check_kind,
+    check_result,
+    check_seeds,
+    declare,
+    keys_of,
+    shown_tensor,
+)
 
 _LEVELS = 'str levels="uniform"'
 _ROWS = "Tensor packed, Tensor minimum, Tensor range"

@@ -19,8 +19,7 @@ from ..tensors.packing import packed_size
 from ..tensors.spec import as_dense, is_dense, with_stride
 from ..tensors.traits import DTYPES, KINDS
 from ..tensors.validation import check_part, shown_part
-from .arguments import empty_codes
-from .declare import IN_MEMORY_ORDER, Call, declare
+from .declare import IN_MEMORY_ORDER, Call, declare, empty_codes
 
 _CODES = "Tensor packed, Tensor gamma, Tensor beta, int bits, float slope"
 

@@ -20,8 +20,17 @@ from ..backends.reference.rotated import TURNS, buffer_size
 from ..tensors.packing import packed_size
 from ..tensors.rotation import check_group_size, groups_of
 from ..tensors.validation import check_part
-from .arguments import are_concrete, check_equally_many, check_kind, check_result, check_seeds, keys_of, shown_tensor
-from .declare import Call, declare
+from .declare import (
+    Call,
+    are_concrete,
+    check_equally_many,
+    check_kind,
+    check_result,
+    check_seeds,
+    declare,
+    keys_of,
+    shown_tensor,
+)
 
 _OF_EACH = "a seed, bits and a form"
 

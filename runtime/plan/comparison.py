@@ -23,8 +23,8 @@ from torch.utils._pytree import tree_leaves
 from ...tables import FewbitError
 from ...tables.names import nearest_hint
 from ...tables.table import check_bits
+from ..activations.arguments import DEFAULT_BITS
 from ..activations.catch import few_bit
-from ..activations.table_lookup import DEFAULT_BITS
 from ..convert.actnn import ActNN, check_average_bits, check_level
 from ..convert.api import convert, revert
 from ..convert.method import Activations

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 from ...tables import FewbitError
 from ...tables.columns import WIDTH, wrapped_sizes
 from ...tables.sizes import parse_share, parse_size, size_like
-from ..convert.measure import read_inputs
+from ..convert.report import read_inputs
 from ..memory.peak import no_collection
 from .document import PeakMemory
 from .eager_planner import Planner

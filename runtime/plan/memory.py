@@ -31,9 +31,8 @@ from torch import Tensor, nn
 from ...tables import FewbitError
 from ..convert.vquant import value_aware
 from ..layers.base import CompressedLayer
-from ..layers.outlier_saver import OutlierSaver
+from ..layers.outlier_saver import OutlierSaver, found
 from ..layers.saver import Saver, Whole, is_held
-from ..layers.shared_codes import found
 from ..layers.value_aware_relu import ValueAwareReLU
 from ..memory.allocator import return_freed_memory
 from ..memory.listing import size_text

@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_leaves
 from ..layers.saver import Saver
 from ..quantizers import Compressed, PerGroup, Quantizer
 from ..saved.hooks import compress_by
+from ..saved.store import Chooser
 
 OF_OUTPUT = "-output"  # between the name of an attention that is computed again and the number of its output
 
@@ -184,7 +185,7 @@ class Places:
         return {**vars(self), "_passes": {}}
 
 
-class _Pass:
+class _Pass(Chooser):
     """One forward pass, in one thread: the `Chooser` of what it saves.
 
     Attributes:

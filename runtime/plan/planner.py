@@ -26,7 +26,7 @@ from ...tables.errors import check_integer, shown
 from ...tables.sizes import parse_share, parse_size
 from ...tables.waits import phases_of
 from ..compile.host import check_torch
-from ..convert.measure import read_inputs
+from ..convert.report import read_inputs
 from ..memory.peak import no_collection
 from .compiled_planner import CompiledPlanner
 from .document import Plan

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from ..convert.measure import read_inputs
+from ..convert.report import read_inputs
 from ..quantizers import Quantizer
 from ..saved.checkpoint import outermost_blocks
 from ..saved.forms import Exact

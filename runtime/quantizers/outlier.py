@@ -27,8 +27,8 @@ from .. import ops
 from ..backends.cpu import outlier as cpu
 from ..backends.cuda import outlier as cuda
 from ..backends.reference.outlier import POSITION_BLOCK, count_of, positions_of
+from ..tensors.levels import register_table
 from ..tensors.spec import TensorSpec, as_dense, flat
-from ..tensors.table_registry import register_table
 from ..tensors.traits import as_kind, has_kernels, is_abstract, name_of, total_bytes
 from ..tensors.validation import Unpickled, check_form, check_outlier_parts, check_outliers, check_packed
 from .base import check_tensor, kernels_of

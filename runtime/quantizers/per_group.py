@@ -36,12 +36,11 @@ from ...tables.errors import check_integer, shown
 from .. import ops
 from ..backends.cpu import per_group as cpu
 from ..backends.cuda import per_group as cuda
-from ..ops.arguments import keys_of
-from ..tensors.levels import UNIFORM, check_levels
+from ..ops.declare import keys_of
+from ..tensors.levels import UNIFORM, check_levels, register_table
 from ..tensors.packing import GROUP, SampleBits, check_sample_bits, packed_bytes, packed_size, sample_bits_list
 from ..tensors.philox import draw_seed, seed_beside
 from ..tensors.spec import TensorSpec, as_dense, flat, with_stride
-from ..tensors.table_registry import register_table
 from ..tensors.traits import as_kind, is_abstract, total_bytes
 from ..tensors.validation import Unpickled, check_form, check_groups
 from .base import check_tensor, kernels_of, seeds_beside
@@ -136,7 +135,10 @@ class PerGroup(Unpickled):
         rows = flat(in_order).view(_sizes(x.shape))  # each sample in memory order
         if is_abstract(x):
             return PerGroupCompressed(self, TensorSpec.of(x), *_abstract(rows, self, sample_bits))
-        given = None if sample_bits is None else _given(sample_bits, rows)
+        given = sample_bits if isinstance(sample_bits, SampleBits) else None
+        if sample_bits is not None and given is None:
+            checked = check_sample_bits(sample_bits, rows.shape[0])
+            given = SampleBits(checked.to(rows.device), packed_bytes(checked.tolist(), rows.shape[1]))
         bits = self.bits if given is None else given.bits
         rows = as_kind(rows, keep_positive=False)
         kernels = kernels_of(x, cpu, cuda)
@@ -154,14 +156,6 @@ class PerGroup(Unpickled):
                 room = given.room if isinstance(given.room, Tensor) else torch.tensor([given.room], device="cpu")
                 kept = ops.per_group_quantize_samples(rows, given.bits, self.group_size, seed, room, levels)
         return PerGroupCompressed(self, TensorSpec.of(x), bits, *kept)
-
-
-def _given(sample_bits: Tensor | Sequence[int] | SampleBits, rows: Tensor) -> SampleBits:
-    """Return the bits of the samples `rows` (N, D) on their device; raises as `PerGroup.compress`."""
-    if isinstance(sample_bits, SampleBits):
-        return sample_bits
-    bits = check_sample_bits(sample_bits, rows.shape[0])
-    return SampleBits(bits.to(rows.device), packed_bytes(bits.tolist(), rows.shape[1]))
 
 
 @cache

@@ -36,7 +36,7 @@ from ...tables.errors import check_integer, shown
 from .. import ops
 from ..backends.cpu import rotated as cpu
 from ..backends.cuda import rotated as cuda
-from ..ops.arguments import keys_of
+from ..ops.declare import keys_of
 from ..tensors.packing import packed_size
 from ..tensors.philox import draw_seed, seed_beside
 from ..tensors.rotation import LEAST_PIECE, check_group_size, groups_of

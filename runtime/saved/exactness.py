@@ -85,8 +85,9 @@ ACTIVATIONS = frozenset(row.name for row in ROWS if row.in_torch)
 OF_ROWS = frozenset(("pow", "square", "layer_norm", "rms_norm"))
 _DROPOUTS = frozenset(("scaled_dot_product_attention", "multi_head_attention_forward"))
 # At 0 their gradients jump: a sign that flips costs a tenth of it at 8 bits.
-_SIGNED = frozenset(("prelu", "elu", "selu"))
-_PERIODIC = frozenset(("sin", "cos"))
+SIGNED = frozenset(("prelu", "elu", "selu"))
+# A multiple of 2π makes no difference to them.
+PERIODIC = frozenset(("sin", "cos"))
 
 
 @dataclass(frozen=True)
@@ -117,16 +118,6 @@ class Rule:
     exact: bool = False
     operand: Any = None
     sides: Sides | None = None
-
-    @property
-    def is_signed(self) -> bool:
-        """Whether the sign of what it saves must not change."""
-        return self.name in _SIGNED
-
-    @property
-    def is_periodic(self) -> bool:
-        """Whether a multiple of 2π makes no difference to it."""
-        return self.name in _PERIODIC
 
     def may_be_dropouts(self, x: Tensor) -> bool:
         """Return whether `x`, without history, may be dropout noise: 0 or one other number, in floats on the CPU."""
@@ -165,43 +156,28 @@ def _argument(
     return next((kwargs[keyword] for keyword in keywords if keyword in kwargs), default)
 
 
-def _of_operand(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Rule:
-    position, keyword = _EXACT_OPERANDS[name]
-    operand = _argument(args, kwargs, position, keyword)
-    history = operand.grad_fn if isinstance(operand, Tensor) else None
-    return _rule(name) if history is None else Rule(name, operand=origin(operand))
-
-
-def _of_product(name: str, args: Sequence[Any], _: Mapping[str, Any]) -> Rule:
-    """Take a product with a weight for a linear layer."""
-    return _rule("linear" if any(isinstance(x, Tensor) and (stays(x) or of_parameters(x)) for x in args) else name)
-
-
-def _of_own_product(name: str, args: Sequence[Any], _: Mapping[str, Any]) -> Rule:
-    """Take `x * x` for a square."""
-    return _rule("square" if len(args) > 1 and args[0] is args[1] else name)
-
-
-def _of_power(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Rule:
-    exponent = _argument(args, kwargs, 1, "exponent")
-    return _rule("pow" if isinstance(exponent, int | float) and (exponent >= 1 or exponent == 0) else "norm")
-
-
-def _of_reduction(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Rule:
-    reduce = _argument(args, kwargs, _REDUCTIONS[name], "reduce")
-    return Rule(name, exact=reduce not in _LINEAR_REDUCTIONS)
-
-
-def _of_batch_norm(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Rule:
-    x, training = _argument(args, kwargs, 0, "input"), _argument(args, kwargs, 5, "training", default=False)
-    few = training and isinstance(x, Tensor) and not x.is_nested and x.dim() > 1 and x.numel() < FEWEST * x.shape[1]
-    return Rule(name, operand=origin(x)) if few else _rule(name)
-
-
-def _of_normalization(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Rule:
-    x, given = _argument(args, kwargs, 0, "input"), _argument(args, kwargs, *_NORMALIZATIONS[name])
+def _by_operands(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Rule:
+    """Return the rule of a function by its operands: their history, number and size."""
+    if name in _EXACT_OPERANDS:
+        operand = _argument(args, kwargs, *_EXACT_OPERANDS[name])
+        has_history = isinstance(operand, Tensor) and operand.grad_fn is not None
+        return Rule(name, operand=origin(operand)) if has_history else _rule(name)
+    if name in _PRODUCTS:  # one with a weight is a linear layer's
+        return _rule("linear" if any(isinstance(x, Tensor) and (stays(x) or of_parameters(x)) for x in args) else name)
+    if name in _MULTIPLICATIONS:  # x * x is a square
+        return _rule("square" if len(args) > 1 and args[0] is args[1] else name)
+    if name in _POWERS:
+        exponent = _argument(args, kwargs, 1, "exponent")
+        return _rule("pow" if isinstance(exponent, int | float) and (exponent >= 1 or exponent == 0) else "norm")
+    if name in _REDUCTIONS:
+        return Rule(name, exact=_argument(args, kwargs, _REDUCTIONS[name], "reduce") not in _LINEAR_REDUCTIONS)
+    x = _argument(args, kwargs, 0, "input")
     if not isinstance(x, Tensor) or x.is_nested or x.dim() < 2:
         return _rule(name)
+    if name == "batch_norm":
+        few = _argument(args, kwargs, 5, "training", default=False) and x.numel() < FEWEST * x.shape[1]
+        return Rule(name, operand=origin(x)) if few else _rule(name)
+    given = _argument(args, kwargs, *_NORMALIZATIONS[name])
     if name == "group_norm":
         size = x.shape[1:].numel() // max(1, given)
     elif name == "instance_norm":
@@ -211,7 +187,17 @@ def _of_normalization(name: str, args: Sequence[Any], kwargs: Mapping[str, Any])
     return Rule(name, operand=origin(x)) if size < _LEAST_NORMALIZED else _rule(name)
 
 
-def _of_clamp(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Rule:
+def _by_bounds(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Rule:
+    """Return the rule of a function whose gradient asks on which side of a bound, an argument, its input lies."""
+    if name == "hardtanh":
+        low, high = _argument(args, kwargs, 1, "min_val", default=-1), _argument(args, kwargs, 2, "max_val", default=1)
+        return Rule(name, sides=_between(float(low), float(high)))
+    if name in ("hardshrink", "softshrink"):
+        bound = float(_argument(args, kwargs, 1, "lambd", default=0.5))
+        return Rule(name, sides=Sides((lambda x: (x >= -bound) & (x <= bound),), (0.0, inf)))
+    if name == "threshold":
+        bound = float(_argument(args, kwargs, 1, "threshold"))
+        return Rule(name, sides=Sides((lambda x: x <= bound,), (bound, inf)))
     low = None if name == "clamp_max" else _argument(args, kwargs, 1, "min")
     high = _argument(args, kwargs, 1 if name == "clamp_max" else 2, "max")
     if isinstance(low, Tensor) or isinstance(high, Tensor):
@@ -220,33 +206,12 @@ def _of_clamp(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Rule
     return Rule(name, sides=Sides((lambda x: (x >= low) & (x <= high),), (_inside(low, high), nan)))
 
 
-def _of_hardtanh(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Rule:
-    low, high = _argument(args, kwargs, 1, "min_val", default=-1), _argument(args, kwargs, 2, "max_val", default=1)
-    return Rule(name, sides=_between(float(low), float(high)))
-
-
-def _of_shrink(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Rule:
-    bound = float(_argument(args, kwargs, 1, "lambd", default=0.5))
-    return Rule(name, sides=Sides((lambda x: (x >= -bound) & (x <= bound),), (0.0, inf)))
-
-
-def _of_threshold(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Rule:
-    bound = float(_argument(args, kwargs, 1, "threshold"))
-    return Rule(name, sides=Sides((lambda x: x <= bound,), (bound, inf)))
-
-
+_MULTIPLICATIONS = frozenset(("mul", "multiply", "imul"))
 _READERS: Mapping[str, Callable[[str, Sequence[Any], Mapping[str, Any]], Rule]] = {
-    **dict.fromkeys(_EXACT_OPERANDS, _of_operand),
-    **dict.fromkeys(_PRODUCTS, _of_product),
-    **dict.fromkeys(_POWERS, _of_power),
-    **dict.fromkeys(("mul", "multiply", "imul"), _of_own_product),
-    **dict.fromkeys(_REDUCTIONS, _of_reduction),
-    **dict.fromkeys(_NORMALIZATIONS, _of_normalization),
-    **dict.fromkeys(("clamp", "clip", "clamp_min", "clamp_max"), _of_clamp),
-    **dict.fromkeys(("hardshrink", "softshrink"), _of_shrink),
-    "batch_norm": _of_batch_norm,
-    "hardtanh": _of_hardtanh,
-    "threshold": _of_threshold,
+    **dict.fromkeys((*_EXACT_OPERANDS, *_PRODUCTS, *_POWERS, *_MULTIPLICATIONS, *_REDUCTIONS), _by_operands),
+    **dict.fromkeys((*_NORMALIZATIONS, "batch_norm"), _by_operands),
+    **dict.fromkeys(("clamp", "clip", "clamp_min", "clamp_max", "hardtanh", "threshold"), _by_bounds),
+    **dict.fromkeys(("hardshrink", "softshrink"), _by_bounds),
 }
 
 # ---- sides of bounds -------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ function is running while a tensor is saved, which a `TorchFunctionMode` records
 
 import sys
 import threading
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -26,11 +26,11 @@ from ...tables.errors import shown
 from ..backends.reference.attention import is_recomputing
 from ..layers.attention import scaled_dot_product_attention
 from ..layers.saver import QuantizerSaver, Saver
-from ..quantizers import Compressed, FixedPoint, PerGroup, Quantizer, Rotated
+from ..quantizers import FixedPoint, PerGroup, Quantizer, Rotated
 from ..tensors.graphs import CHECKPOINTS, in_checkpoint
 from ..tensors.traits import is_quantizable
 from .exactness import ACTIVATIONS, OF_SCORES, Rule, is_logarithm, of_parameters, origin, rule_of, stays
-from .forms import SavedPart, part_of
+from .forms import Exact, SavedPart, part_of
 from .store import Chooser, Store
 
 
@@ -124,7 +124,7 @@ def compress_by(chooser: Chooser, *, smallest: int = 1024) -> torch.autograd.gra
 
 
 @dataclass(frozen=True)
-class _Always:
+class _Always(Chooser):
     """Chooses one quantizer for all tensors."""
 
     quantizer: Quantizer
@@ -132,14 +132,8 @@ class _Always:
     def choose(self, x: Tensor, function: str) -> Quantizer:
         return self.quantizer
 
-    def share(self, compressed: Compressed, x: Tensor) -> None: ...
-
-    def keep(self, x: Tensor, in_bits: bool = False) -> None: ...
-
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Saver:
         return QuantizerSaver(self.quantizer)
-
-    def attended(self, output: Tensor) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -176,7 +170,7 @@ class _Hooks(torch.autograd.graph.saved_tensors_hooks):
         self._running, self._store, self._kept = _Running(), store, kept
         # In a compiled function the hooks run between compiled graphs; they must not be compiled themselves.
         pack: Any = disable(self._pack)
-        unpack: Any = disable(_unpack)
+        unpack: Any = disable(lambda saved: saved if isinstance(saved, Tensor) else saved.tensor())
         super().__init__(pack, unpack)
         self._mode = _Mode(self._running, store.chooser, store.smallest)
 
@@ -202,10 +196,15 @@ class _Hooks(torch.autograd.graph.saved_tensors_hooks):
             self._store.chooser.keep(x)
             return x
         if stays(whole) or x.untyped_storage()._cdata in self._kept or of_parameters(whole):
-            return self._store.as_is(x)
-        rule = self._running.rule
+            self._store.chooser.keep(x)
+            return Exact.of(x)
+        rule, node = self._running.rule, origin(whole)
+        if node is None:
+            exact = not rule.may_be_dropouts(whole)
+        else:
+            exact = rule.exact or node is rule.operand or is_logarithm(node)
         # A part has no history by which the store would tell what dropout draws from what it is given.
-        exact = _is_exact(whole, rule) or (x is not whole and rule.may_be_dropouts(x))
+        exact = exact or _is_saved_by_torch() or (x is not whole and rule.may_be_dropouts(x))
         return self._store.exactly(x) if exact else self._store.rounded(x, rule)
 
 
@@ -230,20 +229,18 @@ class _Mode(TorchFunctionMode):
         kwargs = kwargs or {}
         if torch.compiler.is_compiling():
             return func(*args, **kwargs)
-        if func is F.scaled_dot_product_attention and self._asks(args, kwargs):
-            return self._attend(*args, **kwargs)
-        return self._run(func, *args, **kwargs)
-
-    def _asks(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Return whether the chooser is asked: neither in the gradient of attention itself, nor for masks that are
-        trained, as T5's, whose gradient is torch's, nor in a checkpoint, which saves as much the second time, outside
-        of the context, nor for tensors that are not plain memory, as jagged ones."""
+        if func is not F.scaled_dot_product_attention:
+            return self._run(func, *args, **kwargs)
+        # The chooser is asked neither in the gradient of attention itself, nor for masks that are trained, as T5's,
+        # whose gradient is torch's, nor in a checkpoint, which saves as much the second time, outside of the context,
+        # nor for tensors that are not plain memory, as jagged ones.
         operands: list[Any] = [*args[:3], *(kwargs.get(name) for name in ("query", "key", "value")[len(args) :])]
         mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
         trained = isinstance(mask, Tensor) and mask.requires_grad
-        if trained or not all(isinstance(x, Tensor) and is_quantizable(x) for x in operands):
-            return False
-        return operands[0].numel() >= self.smallest and not is_recomputing() and not in_checkpoint()
+        plain = not trained and all(isinstance(x, Tensor) and is_quantizable(x) for x in operands)
+        if plain and operands[0].numel() >= self.smallest and not is_recomputing() and not in_checkpoint():
+            return self._attend(*args, **kwargs)
+        return self._run(func, *args, **kwargs)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Return the attention that the chooser wants: torch's, or the one that is computed again."""
@@ -262,18 +259,6 @@ class _Mode(TorchFunctionMode):
             return func(*args, **kwargs)
         finally:
             running.rule = before
-
-
-def _unpack(saved: Any) -> Tensor:
-    return saved if isinstance(saved, Tensor) else saved.tensor()
-
-
-def _is_exact(x: Tensor, rule: Rule) -> bool:
-    """Return whether `x` must not be rounded, by its history and by the function that saves it."""
-    node = origin(x)
-    if node is None:
-        return not rule.may_be_dropouts(x) or _is_saved_by_torch()
-    return rule.exact or node is rule.operand or is_logarithm(node) or _is_saved_by_torch()
 
 
 # Modules through which a hook is called: this one, and those of fewbit.memory, which call it in turn.

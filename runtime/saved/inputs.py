@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ..layers.saver import ExactSaver, Saver, compress_rows, put_together, take_apart
+from ..layers.saver import ExactSaver, Saver, as_saver, put_together, take_apart
 from ..tensors.traits import DTYPES
 
 
@@ -140,7 +140,9 @@ class Inputs:
             return self._seen[id(x)]
         start = len(self.tensors)
         few = x.dim() > 1 and x.numel() < self._fewest * x.shape[1]
-        if few or not _is_rounded(x) or isinstance(self._saver, ExactSaver):
+        # An activation: a gradient flows through it, and it is no weight.
+        rounded = x.requires_grad and not isinstance(x, nn.Parameter) and x.dtype in DTYPES and x.dim() > 1
+        if few or not (rounded and has_storage(x) and not x.is_nested) or isinstance(self._saver, ExactSaver):
             self.tensors.append(x)
             self.exact.append(x)
             self._seen[id(x)] = _Input(start)
@@ -150,7 +152,7 @@ class Inputs:
             with torch.no_grad():
                 own: list[Tensor] = []
                 values = x.detach()  # of tokens, whose features make groups; or of images
-                codes = compress_rows(self._saver, values) if x.dim() < 4 else self._saver.compress(values)
+                codes = as_saver(self._saver).compress_rows(values) if x.dim() < 4 else self._saver.compress(values)
                 form = take_apart(codes, own)
             self._shared.note(x, form, own)
         else:
@@ -158,13 +160,6 @@ class Inputs:
         self.tensors += own
         self._seen[id(x)] = _Codes(start, len(self.tensors), form, x.stride())
         return self._seen[id(x)]
-
-
-def _is_rounded(x: Tensor) -> bool:
-    """Return whether the input `x` is an activation: a gradient flows through it, and it is no weight."""
-    if not x.requires_grad or isinstance(x, nn.Parameter) or x.dtype not in DTYPES or x.dim() < 2:
-        return False
-    return x.layout == torch.strided and not x.is_nested and not is_traceable_wrapper_subclass(x)
 
 
 def _is_plain(value: Any) -> bool:
@@ -225,24 +220,21 @@ class _Decompress(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, _: Tensor, codes: _Codes, tensors: Sequence[Tensor]) -> Tensor:
         x = put_together(codes.form, tensors).decompress()
-        return x if x.stride() == codes.stride else _strided(x, codes.stride)
+        stride = codes.stride
+        if x.stride() == stride or x.numel() == 0:
+            return x
+        # A copy with the strides of the input. Up to four times the memory is the price of torch's choice of kernels,
+        # by which tensors are saved alike; of more the gaps are narrower, as the first tokens of a padded batch have
+        # (LED's encoder hands on 32 of 512).
+        extent = 1 + sum((size - 1) * step for size, step in zip(x.shape, stride, strict=True))
+        copy = x.new_empty_strided(x.shape, stride if extent <= 4 * x.numel() else _narrowed(x.shape, stride))
+        once = tuple(slice(0, 1) if step == 0 else slice(None) for step in stride)  # an expanded dimension once
+        copy[once].copy_(x[once])
+        return copy
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         return None, None, None
-
-
-def _strided(x: Tensor, stride: Sequence[int]) -> Tensor:
-    """Return a copy of `x` with the strides of the input; with narrower gaps where these take several times its memory,
-    as the first tokens of a padded batch do (LED's encoder hands on 32 of 512)."""
-    extent = 1 + sum((size - 1) * step for size, step in zip(x.shape, stride, strict=True))
-    if x.numel() == 0:
-        return x
-    # Up to four times the memory is the price of torch's choice of kernels, by which tensors are saved alike.
-    copy = x.new_empty_strided(x.shape, stride if extent <= 4 * x.numel() else _narrowed(x.shape, stride))
-    once = tuple(slice(0, 1) if step == 0 else slice(None) for step in stride)  # an expanded dimension is written once
-    copy[once].copy_(x[once])
-    return copy
 
 
 def _narrowed(shape: Sequence[int], stride: Sequence[int]) -> list[int]:

@@ -61,7 +61,11 @@ class Recompute:
         block = _module_of(function)
         if isinstance(function, partial):
             function, keywords = partial(function.func, *function.args), {**function.keywords, **keywords}
-        inputs = Inputs(self.saver, self._shared, _fewest(block))
+        # Batch normalization divides by the deviation of a channel, which of few elements is small by chance: HGNetV2's
+        # last stage, of 4 samples, made of 8 bits an error of .36 of all gradients.
+        modules = () if block is None else block.modules()
+        fewest = _OF_BATCHES if any(isinstance(m, _BatchNorm) and m.training for m in modules) else 0
+        inputs = Inputs(self.saver, self._shared, fewest)
         form = inputs.form((args, keywords))
         frame = _Frame(function, form, inputs, block, decides=not isinstance(self.saver, ExactSaver))
         result = frame.call(*args, **keywords)
@@ -72,16 +76,6 @@ class Recompute:
 # In a block that halves a side twice, as stages of networks do at most, fewer than 32 elements are left of 512 at its
 # entry; a step of it once, of 128. Such inputs are the smallest of a network.
 _OF_BATCHES = 4 * FEWEST
-
-
-def _fewest(block: nn.Module | None) -> int:
-    """Return of how many elements a channel an input of a block has to have to be rounded.
-
-    Batch normalization divides by the deviation of a channel, which of few elements is small by chance: HGNetV2's last
-    stage, of 4 samples, made of 8 bits an error of .36 of all gradients.
-    """
-    modules = () if block is None else block.modules()
-    return _OF_BATCHES if any(isinstance(m, _BatchNorm) and m.training for m in modules) else 0
 
 
 def _module_of(function: Any) -> nn.Module | None:

@@ -6,10 +6,11 @@ torch would keep alive of it.
 """
 
 import weakref
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from functools import cache
 from math import pi
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from ..quantizers import Compressed, PerGroup, Quantizer, RotatedCompressed
 from ..tensors.graphs import cast_key
 from ..tensors.spec import as_dense
 from ..tensors.traits import is_abstract
-from .exactness import OF_ROWS, Rule
+from .exactness import OF_ROWS, PERIODIC, SIGNED, Rule
 from .forms import Bits, Entry, Exact, InSides, Own, Probabilities, Repeated, Signed, View
 
 _LEAST_GROUP = 8  # elements; shorter rows share a group all the same
@@ -28,30 +29,27 @@ _TURN = 2 * pi
 _WIDE = 3 * _TURN  # then 4 bits err by half a radian; of one turn by a sixth
 
 
-class Chooser(Protocol):
-    """Chooses for each saved tensor how it is compressed."""
+class Chooser(ABC):
+    """Chooses for each saved tensor how it is compressed, and is told the rest."""
 
+    @abstractmethod
     def choose(self, x: Tensor, function: str) -> Quantizer:
         """Return the quantizer of `x`, which the torch function of this name saves."""
-        ...
 
-    def share(self, compressed: Compressed, x: Tensor) -> None:
-        """Note that another op saves `x`, the tensor that `compressed` was made of or a part of it."""
-        ...
-
-    def keep(self, x: Tensor, in_bits: bool = False) -> None:
-        """Note that `x` is saved exactly: as it is, because it must not be rounded or would not become smaller; or in
-        one bit an element, such as signs and masks of dropout."""
-        ...
-
+    @abstractmethod
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Saver | None:
         """Return what saves query, key and value of `scaled_dot_product_attention`, which the backward pass then
         computes again; None lets torch's own save what it saves."""
-        ...
 
-    def attended(self, output: Tensor) -> None:
+    def share(self, compressed: Compressed, x: Tensor) -> None:  # noqa: B027
+        """Note that another op saves `x`, the tensor that `compressed` was made of or a part of it."""
+
+    def keep(self, x: Tensor, in_bits: bool = False) -> None:  # noqa: B027
+        """Note that `x` is saved exactly: as it is, because it must not be rounded or would not become smaller; or in
+        one bit an element, such as signs and masks of dropout."""
+
+    def attended(self, output: Tensor) -> None:  # noqa: B027
         """Note what the attention that `attend` was asked about has returned."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,11 +68,6 @@ class Store:
     entries: dict[int, list[weakref.ref[Entry]]] = field(default_factory=dict)
     casts: weakref.WeakValueDictionary[Any, Entry] = field(default_factory=weakref.WeakValueDictionary)
     owns: weakref.WeakValueDictionary[Any, Own] = field(default_factory=weakref.WeakValueDictionary)
-
-    def as_is(self, x: Tensor) -> Exact:
-        """Save `x`, which stays in memory anyway, exactly."""
-        self.chooser.keep(x)
-        return Exact.of(x)
 
     def exactly(self, x: Tensor) -> View | Exact:
         """Save `x` exactly, for all who save its memory; a small part of a larger block is copied out of it."""
@@ -101,7 +94,11 @@ class Store:
         if entry is not None and isinstance(entry.compressed, Exact):
             self.chooser.share(entry.compressed, x)
             return _view(entry, x)
-        if rule.sides is not None or (rule.is_periodic and _is_wide(core)):
+        wide = False
+        if rule.name in PERIODIC and not is_abstract(core) and _bytes_of(core) == core.untyped_storage().nbytes():
+            low, high = core.detach().aminmax()  # a whole piece of memory of angles, which rounding would spoil
+            wide = bool(high - low > _WIDE)
+        if rule.sides is not None or wide:
             return (None if self._is_small(core, x) else self._own(core, x, rule)) or self.exactly(x)
         cast = cast_key(x)
         entry = entry or self.casts.get(cast)
@@ -117,7 +114,7 @@ class Store:
         saved = _view(entry, x)
         if isinstance(entry.compressed, Exact):
             return saved
-        return Signed.of(x, saved) if rule.is_signed else Probabilities.of(x, saved)
+        return Signed.of(x, saved) if rule.name in SIGNED else Probabilities.of(x, saved)
 
     def _is_small(self, core: Tensor, x: Tensor) -> bool:
         small = x.numel() < self.smallest or (core.dim() > 1 and 1 in (core.shape[-1], x.shape[-1]))
@@ -166,7 +163,14 @@ class Store:
             if x.dim() > 1 and hasattr(quantizer, "within"):
                 features = x.shape[min(range(x.dim()), key=x.stride)]
                 quantizer = within_rows(quantizer, features, rule.name)
-            one = x[:1] if _repeats(x) else x
+            one = x
+            if x.dim() > 1 and len(x) > 1 and x.numel() and x.is_contiguous() and not is_abstract(x):
+                # One sample as often as there are samples, such as queries that a model learns. Rounded each by itself
+                # they would differ, and what cancels between them would not: h − h[:1] of equal rows is 0, and at 8
+                # bits the gradient behind it was off by .7 of its norm.
+                with torch._C.DisableTorchFunction():  # through the mode of the hooks it takes 4 % of a small step
+                    if torch.equal(x[0], x[1]) and torch.equal(x[1:], x[:1].expand(len(x) - 1, *x.shape[1:])):
+                        one = x[:1]
             compressed = quantizer.compress(one)
             if not _is_finite(compressed, one):
                 return None
@@ -224,28 +228,6 @@ def within_rows(quantizer: Any, features: int, function: str) -> Any:
 def _by_rows(quantizer: PerGroup, features: int) -> PerGroup:
     """Return the quantizer with a group for each row, where several would share one."""
     return replace(quantizer, group_size=features) if _LEAST_GROUP <= features < quantizer.group_size else quantizer
-
-
-def _repeats(x: Tensor) -> bool:
-    """Return whether `x` holds one sample as often as it has samples, such as queries that a model learns.
-
-    Rounded each by itself they would differ, and what cancels between them would not: h − h[:1] of equal rows is 0, and
-    at 8 bits the gradient behind it was off by .7 of its norm.
-    """
-    if x.dim() < 2 or x.shape[0] < 2 or x.numel() == 0 or not x.is_contiguous() or is_abstract(x):
-        return False
-    with torch._C.DisableTorchFunction():  # through the mode of the hooks it takes 4 % of a small step
-        if not torch.equal(x[0], x[1]):
-            return False
-        return torch.equal(x[1:], x[:1].expand(x.shape[0] - 1, *x.shape[1:]))
-
-
-def _is_wide(x: Tensor) -> bool:
-    """Return whether `x`, a whole piece of memory, has angles that rounding would spoil."""
-    if is_abstract(x) or _bytes_of(x) != x.untyped_storage().nbytes():
-        return False
-    low, high = x.detach().aminmax()
-    return bool(high - low > _WIDE)
 
 
 def _bytes_of(x: Tensor) -> int:

@@ -14,7 +14,6 @@ from ...tables import FewbitError
 
 # ---- autograd's ------------------------------------------------------------------------------------------------------
 
-
 # Modules that call a function twice: torch's checkpoint and ours. They save its inputs, to compute it again from.
 CHECKPOINTS = ("torch.utils.checkpoint", f"{__name__.rsplit('.', 2)[0]}.saved.recompute")
 

@@ -13,6 +13,7 @@ import ctypes
 import sys
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -87,15 +88,8 @@ def _advise(address: int, size: int, advice: int) -> None:
         _madvise(start, end - start, advice)
 
 
-def _find_madvise() -> "ctypes._NamedFuncPointer | None":
-    if sys.platform != "linux":
-        return None
-    try:
-        function = ctypes.CDLL(None).madvise
-    except (OSError, AttributeError):
-        return None
-    function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    return function
-
-
-_madvise = _find_madvise()
+_madvise: "ctypes._NamedFuncPointer | None" = None
+if sys.platform == "linux":
+    with suppress(OSError, AttributeError):
+        _madvise = ctypes.CDLL(None).madvise
+        _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)

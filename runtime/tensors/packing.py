@@ -86,7 +86,6 @@ def _shifts(count: int, like: Tensor) -> Tensor:
 
 # ---- samples ---------------------------------------------------------------------------------------------------------
 
-
 ALIGNMENT = 8  # bytes: the largest word that kernels read of codes
 
 Integers = TypeVar("Integers", Tensor, NDArray[np.int64])

@@ -35,7 +35,6 @@ from .graphs import is_capturing
 
 # ---- keys ------------------------------------------------------------------------------------------------------------
 
-
 _PLACE = "_fewbit_rounding"  # attribute of torch's state tensor: the position in the stream
 _WORD = 2**64 - 1  # cuts Python's integers, which do not overflow, to 64 bits
 
@@ -115,7 +114,6 @@ _accompany_torch(_stream)
 
 
 # ---- bits ------------------------------------------------------------------------------------------------------------
-
 
 NEAREST = -1  # in place of a key, where codes are rounded to nearest
 ROUNDS = 7

@@ -20,7 +20,6 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 # ---- dtypes ----------------------------------------------------------------------------------------------------------
 
-
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 # The formats that the CPU kernels read and write; float64 is converted to float32 first.
 KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}

@@ -14,7 +14,7 @@ from fewbit import FewbitError
 from fewbit.runtime import ops as glu_ops  # registers the ops
 from fewbit.runtime.quantizers import FixedPoint, Outlier, PerGroup
 from fewbit.runtime.tensors import host_memory
-from fewbit.runtime.tensors.table_registry import register_table
+from fewbit.runtime.tensors.levels import register_table
 from fewbit.tables import Table
 from fuzzing import fuzzed
 from hostile import EXTREMES, altered_tensor, random_numbers, randoms, surrounded

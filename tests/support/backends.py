@@ -17,8 +17,8 @@ from fewbit.quantizers import FixedPoint, Outlier, PerGroup, Rotated
 from fewbit.runtime.backends.cuda import activation, fixed_point, glu, outlier, per_group, preact, rotated, rounding
 from fewbit.runtime.backends.cuda.codegen.compiler import has_compiler
 from fewbit.runtime.backends.cuda.codegen.fixed_point import ELEMENTS_PER_BLOCK
+from fewbit.runtime.tensors.levels import table_of
 from fewbit.runtime.tensors.packing import SampleBits
-from fewbit.runtime.tensors.table_registry import table_of
 from host_kernels import (
     HostKernels,
     needs_gxx,
@@ -88,7 +88,7 @@ def backend_of(name, monkeypatch):
     found = Backend(name, launched_on_host(monkeypatch))
     for family in _FAMILIES:
         monkeypatch.setattr(f"fewbit.runtime.quantizers.{family}.cpu", found.module(family))
-    monkeypatch.setattr("fewbit.runtime.layers.preact.codes.has_kernels", lambda x: False)
+    monkeypatch.setattr("fewbit.runtime.layers.preact.function.has_kernels", lambda x: False)
     return found
 
 

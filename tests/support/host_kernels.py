@@ -21,8 +21,8 @@ from fewbit.runtime.backends.cuda.codegen.outlier import codes_source, selection
 from fewbit.runtime.backends.cuda.codegen.per_group import per_group_source
 from fewbit.runtime.backends.cuda.codegen.rotated import rotated_source
 from fewbit.runtime.backends.cuda.codegen.rounding import rounding_source
+from fewbit.runtime.tensors.levels import table_of
 from fewbit.runtime.tensors.packing import packed_size
-from fewbit.runtime.tensors.table_registry import table_of
 from fewbit.tables.exporters.c_header import c_name
 
 COMPILER = shutil.which("g++")

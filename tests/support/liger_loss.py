@@ -6,15 +6,16 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 import fewbit
 import torch
-from fewbit.runtime.layers import chunked_loss, liger_loss
+from fewbit.runtime.layers import chunked_loss
 from torch.nn import functional as F
 
-liger_loss._serves = lambda hidden: True
+chunked_loss._serves = lambda hidden: True
 calls = []
+loss_by_liger = chunked_loss.loss_by_liger
 
 
 def by_liger(*args, **options):
-    calls.append(liger_loss.loss_by_liger(*args, **options))
+    calls.append(loss_by_liger(*args, **options))
     return calls[-1]
 
 

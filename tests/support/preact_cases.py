@@ -1,7 +1,7 @@
 """Pre-activation layers' codes and what becomes of them, for the tests of their kernels."""
 
 import torch
-from fewbit.runtime.layers.preact.codes import PreActCodes, compress
+from fewbit.runtime.layers.preact.function import PreActCodes, compress
 from fewbit.runtime.tensors.spec import TensorSpec
 
 LAYOUTS = {

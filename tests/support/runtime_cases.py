@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from fewbit.runtime.activations.dispatch import key_for
 from fewbit.runtime.backends.torch_functions import FORWARDS
-from fewbit.runtime.tensors.table_registry import register_table, table_of
+from fewbit.runtime.tensors.levels import register_table, table_of
 from fewbit.tables import Table
 from torch import nn
 

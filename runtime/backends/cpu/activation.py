@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ...tensors import host_memory
+from ...tensors.levels import prepare
 from ...tensors.packing import packed_size
 from ...tensors.spec import with_stride
-from ...tensors.table_registry import prepare
 from ..forwards import forward_of, key_of
 from ..torch_functions import Forward
 from .activation_kernels import BLOCK, FORMATS, LINEAR_LIMIT, encode_kernel, look_up_kernel, multiply_kernel

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...tensors import host_memory
 from ...tensors.glu_parts import GROUP_SIZE
-from ...tensors.table_registry import prepare
+from ...tensors.levels import prepare
 from ...tensors.traits import KINDS, as_kind, largest
 from ..forwards import forward_of
 from ..reference import glu as reference

@@ -5,7 +5,7 @@
     through_normalization    Σ ∇A₂ and Σ Ã₁∘∇A₂ of each channel, from the code and ∇A₃; then ∇A₃ becomes the gradient
                              of the layer's input in place                                (equations 6 to 8)
 
-Codes and their parameters are `FixedPoint`'s. The plain torch in layers/preact/codes.py is the oracle of these kernels.
+Codes and their parameters are `FixedPoint`'s. Plain torch in layers/preact/function.py is the oracle of these kernels.
 
 A layer of a deep network may be small, so the cost per call matters: allocating a tensor or an operation of torch takes
 a microsecond or more. So a kernel takes γ and β directly, and each of its threads computes the parameters of each

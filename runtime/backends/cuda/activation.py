@@ -11,9 +11,9 @@ from functools import cache, lru_cache
 import torch
 from torch import Tensor
 
+from ...tensors.levels import table_of
 from ...tensors.packing import packed_size
 from ...tensors.spec import as_dense, with_stride
-from ...tensors.table_registry import table_of
 from ...tensors.traits import is_autocast, name_of
 from ..forwards import forward_of, key_of
 from ..reference import activation as reference

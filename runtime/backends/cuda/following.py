@@ -6,9 +6,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from ...tensors.levels import prepare
 from ...tensors.packing import packed_size
 from ...tensors.spec import with_stride
-from ...tensors.table_registry import prepare
 from ...tensors.traits import KINDS, name_of
 from ..forwards import forward_of
 from ..reference import activation as reference

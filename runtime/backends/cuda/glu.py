@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from ...tensors.glu_parts import GROUP_SIZE
+from ...tensors.levels import table_of
 from ...tensors.packing import packed_size
 from ...tensors.philox import Seed
 from ...tensors.spec import with_stride
-from ...tensors.table_registry import table_of
 from ...tensors.traits import KINDS, as_kind, name_of
 from ..forwards import key_of
 from ..reference import glu as reference

@@ -7,11 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...tensors.levels import RoundingTable, prepare_rounding
+from ...tensors.levels import RoundingTable, prepare_rounding, table_of
 from ...tensors.packing import packed_size
 from ...tensors.philox import Seed
 from ...tensors.spec import as_dense, with_stride
-from ...tensors.table_registry import table_of
 from ...tensors.traits import KINDS, name_of
 from ..forwards import forward_of, key_of
 from ..reference import rounding as reference

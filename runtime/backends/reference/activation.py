@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ...tensors.levels import Prepared, prepare
 from ...tensors.packing import pack, unpack
 from ...tensors.spec import flat, with_stride
-from ...tensors.table_registry import Prepared, prepare
 from ..forwards import forward_of
 
 

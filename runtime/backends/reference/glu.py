@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from ...tensors.glu_parts import GROUP_SIZE
+from ...tensors.levels import prepare
 from ...tensors.packing import unpack
 from ...tensors.philox import Seed
-from ...tensors.table_registry import prepare
 from ...tensors.traits import arithmetic_dtype, as_kind, largest
 from ..forwards import CALLABLE, forward_of
 from . import activation as tables

@@ -1,8 +1,7 @@
 """Backprop with Approximate Activations (BLPA): exact forward, few bits backward, for pre-activation layers.
 
 layers.py     PreActConv1d, 2d, 3d and PreActLinear: BN → (leaky) ReLU → [average pooling] → linear
-function.py   the mathematics: one function of autograd, equations (1) to (8)
-codes.py      the packed codes that are saved, and everything computed from them
+function.py   the mathematics: one function of autograd, equations (1) to (8), and the packed codes that it saves
 linear.py     the linear part and its gradients
 
 The codes' scales and zero points are in backends/reference/preact.py, fused kernels in backends/cpu/preact.py and

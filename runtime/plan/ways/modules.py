@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from ....tables import FewbitError
+from ...activations.arguments import Rounding
 from ...activations.inverted import PART, ROOM
-from ...activations.table_lookup import Rounding
 from ...convert.api import convert_beside
 from ...convert.find import Form, activations, form_of
 from ...convert.formulas import COMPOSITES

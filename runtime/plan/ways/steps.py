@@ -18,9 +18,8 @@ from torch import nn
 
 from ...convert.api import convert_beside
 from ...convert.chunked_loss import ChunkedLoss, why_not
-from ...saved.by_token import computes_by_token
 from ...saved.checkpoint import blocks_of
-from ...saved.tiles import tile_size, tiled_forward, width_of
+from ...saved.tiles import computes_by_token, tile_size, tiled_forward, width_of
 from ..document import Choice
 from ..errors import Errors
 from ..known import Known

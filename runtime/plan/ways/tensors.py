@@ -14,7 +14,7 @@ from ...layers.offload import Swapper, SwappingSaver
 from ...layers.saver import QuantizerSaver
 from ...quantizers import Compressed, PerGroup, Quantizer, Rotated
 from ...quantizers.per_group import LEAST_ROW
-from ...saved.float8 import Float8Operand
+from ...saved.forms import Float8Operand
 from ..document import Choice
 from ..errors import BITS, LEAST_BITS, LINEAR, ROTATED_BITS, Errors, Trial, least_bits, relative_variance, total
 from ..gradient_error import measure_attentions, measure_errors, outliers_bytes, outliers_of

@@ -11,9 +11,8 @@ from fewbit import FewbitError
 from fewbit.fewbit_gen import parse_activation
 from fewbit.runtime import ops
 from fewbit.runtime.backends.cpu import rounding as cpu
-from fewbit.runtime.tensors.levels import OFF, position, prepare_rounding
+from fewbit.runtime.tensors.levels import OFF, position, prepare_rounding, register_table
 from fewbit.runtime.tensors.packing import unpack
-from fewbit.runtime.tensors.table_registry import register_table
 from fewbit.tables.shipped import shipped_activations, shipped_tables
 from rounding_cases import SPECIAL, TABLES, numbers
 from torch.nn import functional as F

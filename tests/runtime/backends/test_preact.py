@@ -5,7 +5,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from fewbit.runtime.backends.cuda import preact as cuda
-from fewbit.runtime.layers.preact import codes as codes_module
+from fewbit.runtime.layers.preact import function as codes_module
 from preact_cases import KERNELS, LAYOUTS, case, through_a_layer
 
 

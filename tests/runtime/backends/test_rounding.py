@@ -8,8 +8,8 @@ from fewbit.runtime.activations.dispatch import ActivationAtRandom
 from fewbit.runtime.backends.cpu import rounding as cpu
 from fewbit.runtime.backends.cuda import rounding as cuda
 from fewbit.runtime.backends.reference import rounding as reference
+from fewbit.runtime.tensors.levels import register_table
 from fewbit.runtime.tensors.packing import unpack
-from fewbit.runtime.tensors.table_registry import register_table
 from host_kernels import needs_gxx
 from hypothesis import given
 from hypothesis import strategies as st

@@ -96,9 +96,9 @@ class TestTheTable:
         assert "aten.exp.default" not in names  # of the normal density, which is in GELU's derivative alone
 
     def test_is_in_the_graph_and_no_process_need_know_it(self):
-        from fewbit.runtime.tensors import table_registry
+        from fewbit.runtime.tensors import levels
 
-        text = table_registry.table_text(fewbit.solve("silu", 2, certify=False))
+        text = levels.table_text(fewbit.solve("silu", 2, certify=False))
         codes = torch.ops.fewbit.encode(torch.randn(64), text)
         assert codes.numel() == 16
 

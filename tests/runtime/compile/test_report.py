@@ -90,6 +90,6 @@ def test_a_cached_graph_is_of_the_same_sources_and_the_same_places(monkeypatch: 
     places["mlp:mm"] = 4
     assert CompileOptions(bits=places).uuid() != before
     as_it_is, read = options._sources.__wrapped__(), Path.read_bytes
-    for name in ("rotation.py", "loss_in_graphs.py", "loss_over_chunks.py"):
+    for name in ("rotation.py", "loss_over_chunks.py"):
         monkeypatch.setattr(Path, "read_bytes", lambda file, name=name: b"" if file.name == name else read(file))
         assert options._sources.__wrapped__() != as_it_is, name

@@ -9,7 +9,7 @@ from fewbit.memory import profile
 from fewbit.quantizers import Outlier
 from fewbit.runtime.inference.vquant import ValueAwareReLU, torch_again, value_aware
 from fewbit.runtime.layers.callers import forget_inputs
-from fewbit.runtime.layers.shared_codes import found, leave
+from fewbit.runtime.layers.outlier_saver import found, leave
 from torch import nn
 
 

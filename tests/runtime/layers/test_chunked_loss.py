@@ -9,7 +9,7 @@ import pytest
 import torch
 from fewbit import FewbitError
 from fewbit.layers import chunked_cross_entropy
-from fewbit.runtime.layers.loss_of_chunk import LossOptions
+from fewbit.runtime.layers.loss_over_chunks import LossOptions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F

@@ -9,7 +9,7 @@ import pytest
 import torch
 from fewbit import FewbitError, PreActConv1d, PreActConv2d, PreActConv3d, PreActLinear
 from fewbit.quantizers import FixedPoint
-from fewbit.runtime.layers.preact import codes as codes_module
+from fewbit.runtime.layers.preact import function as codes_module
 from fewbit.runtime.tensors.packing import packed_size
 from torch import nn
 from torch.nn import functional as F

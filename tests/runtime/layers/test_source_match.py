@@ -4,7 +4,7 @@ import importlib.util
 import textwrap
 
 import pytest
-from fewbit.runtime.layers.source_match import is_written_as
+from fewbit.runtime.layers.huggingface import is_written_as
 
 DOUBLES = """
 def forward(self, x):

@@ -5,7 +5,7 @@ What they share with other backends is in ../test_activation.py.
 
 import pytest
 import torch
-from fewbit.runtime.activations.user_functions import custom
+from fewbit.runtime.activations.arguments import custom
 from fewbit.runtime.backends.cpu import activation as cpu
 from fewbit.runtime.backends.cpu import threads as team
 from fewbit.runtime.backends.cpu.activation_kernels import BLOCK

@@ -16,7 +16,7 @@ from fewbit.runtime.backends.cuda import outlier as cuda_outlier
 from fewbit.runtime.backends.reference import activation as plain_activation
 from fewbit.runtime.backends.reference import glu as plain_glu
 from fewbit.runtime.backends.reference import rounding as plain_rounding
-from fewbit.runtime.tensors.table_registry import register_table
+from fewbit.runtime.tensors.levels import register_table
 from host_kernels import built, needs_gxx, start_following, start_keys
 from host_races import RaceError, build_kernels_by, watched
 from preact_cases import KERNELS, case, through_a_layer

@@ -9,7 +9,7 @@ from fewbit.runtime.backends.cuda.codegen.outlier import codes_source, selection
 from fewbit.runtime.backends.cuda.codegen.per_group import per_group_source
 from fewbit.runtime.backends.cuda.codegen.rotated import rotated_source
 from fewbit.runtime.backends.cuda.codegen.rounding import rounding_source
-from fewbit.runtime.tensors.table_registry import table_of
+from fewbit.runtime.tensors.levels import table_of
 from host_kernels import needs_nvrtc, of_each_architecture, registers_without_spills
 from rounding_cases import TABLES
 

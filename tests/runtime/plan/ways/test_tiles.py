@@ -6,8 +6,7 @@ import fewbit
 import pytest
 import torch
 from fewbit import Plan
-from fewbit.runtime.saved.by_token import computes_by_token
-from fewbit.runtime.saved.tiles import tiled_forward
+from fewbit.runtime.saved.tiles import computes_by_token, tiled_forward
 from plan_cases import fixed
 from step_peak import measured_peak
 from torch import nn

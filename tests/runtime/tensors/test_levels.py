@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from fewbit.runtime.tensors.table_registry import prepare, register_table, round_down, table_of
+from fewbit.runtime.tensors.levels import prepare, register_table, round_down, table_of
 from fewbit.runtime.tensors.traits import arithmetic_dtype
 from fewbit.tables import FewbitError
 from hypothesis import given

@@ -1,9 +1,13 @@
-"""Mixed precision in compiled graphs: a `MixedPrecision` and its savers, given by their handles (tensors/graphs.py).
+"""Ops that keep place, number and order in compiled graphs.
 
-begin_iteration(iteration, precision)                       They learn of a forward pass, of x, of sharing the codes
-allocate_bits(x, iteration, saver, group_size) -> bits, room    of `host`, and of the gradient.
-share_bits(x, bits, saver, host) -> bits                    iteration, saver, host, room int64 (1,) on the CPU
-observe(gradient, rstd, bits, saver) -> bits
+to_host(x) -> x                       a copy in pinned host memory
+to_device_of(x, gradient) -> x        and back; by the gradient, compilers see that it is for the backward pass
+another(x, first) -> x                a copy to be compressed once more, after `first`, by rounding of its own
+
+begin_iteration(iteration, precision)                       A `MixedPrecision` and its savers, given by their handles
+allocate_bits(x, iteration, saver, group_size) -> bits, room    (tensors/graphs.py), learn of a forward pass, of x, of
+share_bits(x, bits, saver, host) -> bits                    sharing the codes of `host`, and of the gradient.
+observe(gradient, rstd, bits, saver) -> bits                iteration, saver, host, room int64 (1,) on the CPU
 """
 
 from typing import Any
@@ -14,6 +18,35 @@ from torch import Tensor
 from ...tables import FewbitError
 from ..tensors.graphs import by_handle
 from .declare import ON_HOST, ONCE, Call, declare
+
+# ---- copies ----------------------------------------------------------------------------------------------------------
+
+
+@declare("to_host(Tensor x) -> Tensor", tags=ON_HOST)
+def to_host(x: Tensor) -> Call:
+    """Return a copy on the host; from a GPU pinned and not waited for: `to_device_of` reads it, on the same stream."""
+    return Call(
+        fake=lambda: torch.empty_like(x, device="cpu"),
+        run=lambda _: torch.empty_like(x, device="cpu", pin_memory=x.device.type == "cuda").copy_(x, non_blocking=True),
+    )
+
+
+@declare("to_device_of(Tensor x, Tensor gradient) -> Tensor", tags=ON_HOST)
+def to_device_of(x: Tensor, gradient: Tensor) -> Call:
+    """Return a copy on the device of `gradient`."""
+    return Call(
+        fake=lambda: torch.empty_like(x, device=gradient.device),
+        run=lambda _: x.to(gradient.device, non_blocking=True, copy=True),
+    )
+
+
+@declare("another(Tensor x, Tensor first) -> Tensor")
+def another(x: Tensor, first: Tensor) -> Call:
+    """Return a copy of `x`."""
+    return Call(fake=x.clone, run=lambda _: x.clone())
+
+
+# ---- mixed precision -------------------------------------------------------------------------------------------------
 
 _STATEFUL = (*ON_HOST, ONCE)
 
