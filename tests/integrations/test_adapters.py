@@ -8,6 +8,7 @@ from typing import Any
 
 import fewbit
 import pytest
+import small_modules
 import torch
 from fewbit import memory
 from fewbit.quantizers import PerGroup
@@ -25,9 +26,7 @@ NAMES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_p
 
 def llama(dtype: torch.dtype = torch.float32) -> Any:
     torch.manual_seed(0)
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 256}
-    config = transformers.LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, use_cache=False)
-    return transformers.LlamaForCausalLM(config).to(dtype)
+    return small_modules.llama(num_key_value_heads=2, use_cache=False).to(dtype)
 
 
 def with_adapters(model: Any, **options: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 import fewbit
 import pytest
+import small_modules
 import torch
 from fewbit import memory
 from fewbit.runtime.memory.listing import size_text
@@ -34,9 +35,7 @@ DATA = [
 
 def llama(layers: int = 2) -> Any:
     torch.manual_seed(0)
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": layers, "vocab_size": 256}
-    config = transformers.LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, use_cache=False)
-    return transformers.LlamaForCausalLM(config)
+    return small_modules.llama(layers=layers, num_key_value_heads=2, use_cache=False)
 
 
 def with_adapters(model: Any, dropout: float = 0.0) -> Any:

@@ -46,23 +46,28 @@ class Composed(Net):
             layer.act = NewGELUActivation()
 
 
-class Attending(nn.Module):
-    """Two layers of attention, whose weights are large enough for it to be uneven."""
+class Stack(nn.Module):
+    """Blocks between two linear maps, with the loss alone for an output."""
 
-    def __init__(self, width=64, heads=4, shares_output=True, dropout=0.0):
+    def __init__(self, blocks, width=64):
         super().__init__()
-        self.start = nn.Linear(16, width)
-        self.layers = nn.ModuleList(AttentionBlock(width, heads, shares_output, dropout) for _ in range(2))
-        self.head = nn.Linear(width, 10)
-        with torch.no_grad():
-            for layer in self.layers:
-                layer.qkv.weight[: 2 * width] *= 4
+        self.start, self.layers, self.head = nn.Linear(16, width), nn.ModuleList(blocks), nn.Linear(width, 10)
 
     def forward(self, x, labels):
         x = self.start(x)
         for layer in self.layers:
             x = layer(x)
         return {"loss": F.cross_entropy(self.head(x).flatten(0, -2), labels.flatten())}
+
+
+class Attending(Stack):
+    """Two layers of attention, whose weights are large enough for it to be uneven."""
+
+    def __init__(self, width=64, heads=4, shares_output=True, dropout=0.0):
+        super().__init__((AttentionBlock(width, heads, shares_output, dropout) for _ in range(2)), width)
+        with torch.no_grad():
+            for layer in self.layers:
+                layer.qkv.weight[: 2 * width] *= 4
 
 
 class AttentionBlock(nn.Module):
@@ -96,20 +101,11 @@ class HandBlock(nn.Module):
         return x + self.out((q / 3 @ (k / 3).mT).softmax(-1) @ v)
 
 
-class Gated(nn.Module):
+class Gated(Stack):
     """Two gated MLPs as Llama's."""
 
     def __init__(self, width=64):
-        super().__init__()
-        self.start = nn.Linear(16, width)
-        self.layers = nn.ModuleList(GatedBlock(width) for _ in range(2))
-        self.head = nn.Linear(width, 10)
-
-    def forward(self, x, labels):
-        x = self.start(x)
-        for layer in self.layers:
-            x = layer(x)
-        return {"loss": F.cross_entropy(self.head(x).flatten(0, -2), labels.flatten())}
+        super().__init__((GatedBlock(width) for _ in range(2)), width)
 
 
 class GatedBlock(nn.Module):
@@ -121,18 +117,6 @@ class GatedBlock(nn.Module):
         return x + self.mlp(self.norm(x))
 
 
-class Convs(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.start = nn.Conv2d(3, 16, 3, padding=1)
-        self.layers = nn.Sequential(*(ConvBlock(16) for _ in range(3)))
-        self.head = nn.Linear(16, 10)
-
-    def forward(self, x, labels):
-        y = self.head(self.layers(self.start(x)).mean((2, 3)))
-        return {"loss": F.cross_entropy(y, labels)}
-
-
 class ConvBlock(nn.Module):
     def __init__(self, width):
         super().__init__()
@@ -140,6 +124,18 @@ class ConvBlock(nn.Module):
 
     def forward(self, x):
         return F.relu(x + self.norm(self.conv(x)))
+
+
+class Convs(nn.Module):
+    def __init__(self, block=ConvBlock, layers=3):
+        super().__init__()
+        self.start = nn.Conv2d(3, 16, 3, padding=1)
+        self.layers = nn.Sequential(*(block(16) for _ in range(layers)))
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x, labels):
+        y = self.head(self.layers(self.start(x)).mean((2, 3)))
+        return {"loss": F.cross_entropy(y, labels)}
 
 
 def batch(count=8):
@@ -167,18 +163,11 @@ def fixed(plan):
     return plan.peak.parameters + plan.peak.optimizer
 
 
-class Chained(nn.Module):
+class Chained(Convs):
     """Blocks of batch normalization, ReLU and convolution, as pre-activation networks have."""
 
     def __init__(self, layers=3):
-        super().__init__()
-        self.start = nn.Conv2d(3, 16, 3, padding=1)
-        self.layers = nn.Sequential(*(ChainedBlock(16) for _ in range(layers)))
-        self.head = nn.Linear(16, 10)
-
-    def forward(self, x, labels):
-        y = self.head(self.layers(self.start(x)).mean((2, 3)))
-        return {"loss": F.cross_entropy(y, labels)}
+        super().__init__(ChainedBlock, layers)
 
 
 class ChainedBlock(nn.Module):

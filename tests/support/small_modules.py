@@ -1,5 +1,6 @@
 """Modules as models have them, small, and whether two models are alike."""
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -28,6 +29,13 @@ class Attends(nn.Module):
         q, k, v = (layer(x).unflatten(-1, (-1, 16)).transpose(1, 2) for layer in (self.q, self.k, self.v))
         y = F.scaled_dot_product_attention(q * scale, k, v, is_causal=True, enable_gqa=True)
         return self.o(y.transpose(1, 2).flatten(2))
+
+
+def llama(hidden=64, inner=128, layers=2, words=256, heads=4, **more):
+    """A Llama of transformers, with what else its configuration is to say."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers, "vocab_size": words}
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_attention_heads=heads, **more))
 
 
 def check_same(model, original, x):

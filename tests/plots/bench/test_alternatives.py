@@ -7,14 +7,12 @@ import torch
 from fewbit.plots.bench import alternatives
 from fewbit.plots.bench.alternatives import CHECKPOINTING, EXACT, PLAN, TASKS, Way, measure, ways_of
 from fewbit.tables import FewbitError
+from small_modules import llama
 
 
 def tiny():
-    transformers = pytest.importorskip("transformers")
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "vocab_size": 64}
-    config = transformers.LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, use_cache=False)
     ids = torch.randint(0, 64, (4, 64))
-    return transformers.LlamaForCausalLM(config), {"input_ids": ids, "labels": ids}
+    return llama(layers=4, words=64, num_key_value_heads=2, use_cache=False), {"input_ids": ids, "labels": ids}
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ from functools import partial
 
 import fewbit
 import pytest
+import small_modules
 import torch
 from activation_cases import TIMM, TORCH, define
 from fewbit.runtime.activations.modules import FewBitActivation
@@ -544,12 +545,8 @@ def gpt2():
 
 
 def llama():
-    transformers = pytest.importorskip("transformers")
-    config = transformers.LlamaConfig(
-        hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, vocab_size=50
-    )
     ids = torch.arange(20).view(2, 10)
-    return transformers.LlamaForCausalLM(config), {"input_ids": ids, "labels": ids}
+    return small_modules.llama(16, 32, words=50, heads=2), {"input_ids": ids, "labels": ids}
 
 
 MODELS = [linear_gelu_linear, gpt2, llama]

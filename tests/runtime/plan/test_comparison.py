@@ -5,6 +5,7 @@ import pytest
 import torch
 from fewbit import memory
 from fewbit.quantizers import Outlier, PerGroup
+from small_modules import llama
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
@@ -64,12 +65,8 @@ class TestMethods:
         assert found == memory.profile(model, x).total
 
     def test_of_a_transformer_are_never_handed_to_the_model(self):
-        transformers = pytest.importorskip("transformers")
-        config = transformers.LlamaConfig(
-            hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, vocab_size=32
-        )
         with torch.device("meta"):
-            model, tokens = transformers.LlamaForCausalLM(config), torch.zeros(2, 16, dtype=torch.long)
+            model, tokens = llama(32, 64, 1, 32, heads=2), torch.zeros(2, 16, dtype=torch.long)
             comparison = memory.compare(model, input_ids=tokens, level="L2", glu="parts")
         assert comparison.method == "level L2, glu parts"
         assert {"model.layers.0.mlp", "model.layers.0.self_attn.q_proj"} <= {r.name for r in comparison.report.replaced}
@@ -253,15 +250,11 @@ class TestWithoutValues:
             memory.profile(model, x)
 
     def test_a_llama_without_a_cache_is_profiled(self):
-        transformers = pytest.importorskip("transformers")
-        config = transformers.LlamaConfig(
-            hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, vocab_size=32,
-            use_cache=False, attn_implementation="eager",
-        )  # fmt: skip
+        without = {"use_cache": False, "attn_implementation": "eager"}
         totals = []
         for device in ("cpu", "meta"):
             with torch.device(device):
-                model, tokens = transformers.LlamaForCausalLM(config), torch.zeros(2, 16, dtype=torch.long)
+                model, tokens = llama(32, 64, 1, 32, heads=2, **without), torch.zeros(2, 16, dtype=torch.long)
                 totals.append((memory.profile(model, input_ids=tokens).total, memory.peak_of_step(model, tokens)))
         assert totals[0] == totals[1]
 

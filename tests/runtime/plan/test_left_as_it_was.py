@@ -11,6 +11,7 @@ from fewbit import FewbitError, Plan
 from fewbit.runtime.plan.step import shapes_of, stretched, without_cache
 from in_threads import in_threads
 from plan_cases import Net, batch
+from small_modules import llama
 from torch import nn
 from torch.overrides import _get_current_function_mode_stack
 
@@ -234,10 +235,7 @@ def test_sizes_are_numbers_of_any_kind(memory):
 
 
 def test_caches_of_transformers_are_left_out_in_training():
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=32, **sizes))
+    model = llama(16, 32, 1, 32, heads=2)
     ids = torch.randint(0, 32, (4, 16))
     assert without_cache(model) == {"use_cache": False}
     fewbit.fit(model, {"input_ids": ids, "labels": ids}, memory="1GB")

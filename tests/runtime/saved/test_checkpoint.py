@@ -11,6 +11,7 @@ import torch
 from fewbit import memory
 from fewbit.runtime.saved.checkpoint import blocks_of
 from fewbit.tables import FewbitError
+from small_modules import llama
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -315,13 +316,6 @@ def test_few_samples_before_batch_normalization_are_saved_as_they_are() -> None:
 # ---- models of transformers ------------------------------------------------------------------------------------------
 
 
-def llama(**sizes: int) -> Any:
-    transformers = pytest.importorskip("transformers")
-    given = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "vocab_size": 128, **sizes}
-    config = transformers.LlamaConfig(**given, num_attention_heads=4, num_key_value_heads=2)
-    return transformers.LlamaForCausalLM(config).train()
-
-
 def loss_gradients(model: Any, ids: Tensor) -> list[Tensor]:
     model.zero_grad()
     model(input_ids=ids, labels=ids).loss.backward()
@@ -330,7 +324,7 @@ def loss_gradients(model: Any, ids: Tensor) -> list[Tensor]:
 
 @pytest.mark.parametrize("enabled", [False, True])
 def test_blocks_of_transformers_are_computed_again(enabled: bool) -> None:
-    model, ids = llama(), torch.randint(0, 128, (2, 32))
+    model, ids = llama(layers=3, words=128, num_key_value_heads=2).train(), torch.randint(0, 128, (2, 32))
     exact = loss_gradients(model, ids)
     if enabled:
         model.gradient_checkpointing_enable()
