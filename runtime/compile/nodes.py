@@ -1,7 +1,7 @@
 """Questions about the nodes of a graph that the compiler traced: values, memory, descent."""
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -99,6 +99,18 @@ def descendants(graph: fx.Graph, is_root: Callable[[fx.Node], bool]) -> set[fx.N
     for node in graph.nodes:
         if is_root(node) or any(i in found for i in node.all_input_nodes):
             found.add(node)
+    return found
+
+
+def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """Return the nodes and all that they are computed from."""
+    found: set[fx.Node] = set()
+    left = list(nodes)
+    while left:
+        node = left.pop()
+        if node not in found:
+            found.add(node)
+            left += node.all_input_nodes
     return found
 
 

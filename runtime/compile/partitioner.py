@@ -34,14 +34,14 @@ from .cut import (
 )
 from .factors import merge
 from .host import offload
-from .levelling import unite
+from .levelling import scale_back, unite
 from .nodes import base_of, packet, tensor_of
 from .options import CompileOptions, torch_budget
 from .own_memory import save_in_own_memory
 from .releases import is_untested, warn_of_untested
 from .report import GraphReport, record
 from .rewrite import rewrite
-from .roles import ROUNDED, Role, classify, weights_among
+from .roles import ROUNDED, Role, classify, statistics_of, weights_among
 
 # Not there before torch 2.9, where the backend refuses before there is a partitioner (`backend.is_supported`).
 _CustomPartitioner: Any = getattr(custom_graph_pass, "CustomPartitionerFn", object)
@@ -97,6 +97,7 @@ class FewbitPartitioner(_CustomPartitioner):
         copy_mutated(gm.graph, mutated)
         as_it_is = fx_graph_cse(gm.graph)
         defer(gm.graph, self.rounds)
+        scale_back(gm.graph, results, statistics_of(gm.graph), self.is_rounded)
         placeholders = gm.graph.find_nodes(op="placeholder")
         held = [placeholders[i] for i in kwargs["static_lifetime_input_indices"]]
         weights = {node.name for node in weights_among(gm.graph, held, results)}
@@ -122,6 +123,12 @@ class FewbitPartitioner(_CustomPartitioner):
         x = tensor_of(node)
         large = x is not None and hint(x.numel()) >= self.options.smallest
         return large and self.options.recomputes_attention(module_names(base_of(node)), is_projection(node))
+
+    def is_rounded(self, node: fx.Node) -> bool:
+        """Return whether a value that enters gradients linearly is saved in codes."""
+        x = tensor_of(node)
+        large = x is not None and hint(x.numel()) >= self.options.smallest
+        return large and self.options.bits_for(Role.LINEAR, module_names(base_of(node))) is not None
 
     def roles(self, graph: fx.Graph, weights: Collection[str], mutated: Collection[str]) -> dict[fx.Node, Role]:
         """Return the role of each value of a joint graph with placeholders of these names."""

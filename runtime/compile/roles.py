@@ -155,8 +155,15 @@ def is_pinned(node: fx.Node) -> bool:
 
 def levelled(graph: fx.Graph) -> set[fx.Node]:
     """Return the values that are not computed again from rounded ones, since a statistic is gone (levelling.py)."""
-    statistics = _statistics(graph)
-    return {node for node in graph.nodes if is_levelled(node, statistics)}
+    statistics = statistics_of(graph)
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        # What is divided once may be divided again: it is in the range of its neighbours.
+        if is_levelled(node, statistics) and not any(
+            packet(o) is not aten.sub for o in operands_of(node.args[0]) & found
+        ):
+            found.add(node)
+    return found
 
 
 def weights_among(graph: fx.Graph, held: Collection[fx.Node], outputs: int) -> set[fx.Node]:
@@ -194,7 +201,7 @@ def classify(graph: fx.Graph, parameters: Collection[fx.Node] = ()) -> dict[fx.N
     data = _data(graph, parameters)
     of_gradient, arguments = of_gradients(graph), arguments_of(graph)
     floating = descendants(graph, is_floating_input)
-    statistics, masked = _statistics(graph), _masked(graph, floating)
+    statistics, masked = statistics_of(graph), _masked(graph, floating)
     facts = Delicate.of(graph, data, statistics, levelled(graph))
     faded = fading(graph, facts, data - statistics, of_gradient) | of_short_rows(graph, statistics)
     sinks = _sinks(graph, of_gradient, facts, meeting(graph, facts, data - statistics, of_gradient))
@@ -270,7 +277,7 @@ def _is_nan_to_num(node: fx.Node) -> bool:
     return isinstance(test, fx.Node) and packet(test) is aten.eq and test.args[1] in (math.inf, -math.inf)
 
 
-def _statistics(graph: fx.Graph) -> set[fx.Node]:
+def statistics_of(graph: fx.Graph) -> set[fx.Node]:
     """Return reductions, and what is computed from reductions alone."""
     found: set[fx.Node] = set()
     for node in graph.nodes:

@@ -2,6 +2,7 @@
 
 import copy
 import operator
+from functools import partial
 
 import pytest
 import torch
@@ -441,6 +442,25 @@ def test_what_is_divided_and_multiplied_again_follows(loss):
     """b / d² in codes, times d', errs by as much as d' grows."""
     weights = torch.randn(256 * 128, generator=torch.Generator().manual_seed(0))
     assert error(Model(lambda a, b: (loss(4 * a, b).flatten() * weights).sum()), torch.randn(256, 32)) < 0.3
+
+
+APART = torch.linspace(-2.3, 2.3, 128).exp()  # deviations from .1 to 10
+OF_DEVIATIONS = {
+    "batch normalization": lambda h: F.batch_norm(h * APART, None, None, training=True),
+    "heads, by their root mean square": lambda h: F.rms_norm((h * APART).view(-1, 2, 64), (64,)),
+    "short heads, divided": lambda h: (u := (h * APART).view(-1, 8, 16)) / (u.square().mean(-1, keepdim=True)).sqrt(),
+    "heads of length 1": lambda h: 8 * F.normalize((h * APART).view(-1, 2, 64), dim=-1),
+}
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("of", OF_DEVIATIONS.values(), ids=OF_DEVIATIONS)
+def test_what_is_divided_by_deviations_is_saved_so(of):
+    """In codes of what is divided, channels and heads of small deviation are lost beside their neighbours."""
+    reports = []
+    model = Model(lambda a, b: (of(a).flatten(1) * b).tanh().square().mean())
+    assert error(model, torch.randn(256, 32), partial(few_bits, reports=reports)) < 0.15
+    assert reports[0].nbytes < 0.25 * reports[0].exact_graph_bytes
 
 
 MOVED = {
