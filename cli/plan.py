@@ -85,7 +85,7 @@ def command(
     count = None if batch == "max" else sample_count(batch, "a number of samples or max")
     with clock(f"loading {target}"):
         from ..runtime.plan.planner import plan  # before any user code: reports that torch is missing
-        from ..runtime.plan.problem import NoPlanError
+        from ..runtime.plan.solver import NoPlanError
 
         subject = to_train(target, size, dtype, meta)
     with errors_in_one_line(target, subject.source):

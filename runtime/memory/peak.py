@@ -210,6 +210,19 @@ class StorageTracker(TorchDispatchMode):
                 most = now
         return max(most, now)
 
+    def lives(self, end: int) -> dict[int, tuple[int, int, int]]:
+        """Return of each storage of the first `end` events, by number, when it is born and freed, and its bytes."""
+        born: dict[int, int] = {}
+        size: dict[int, int] = {}
+        dead: dict[int, int] = {}
+        for moment, event in enumerate(self.events[:end]):
+            if event.delta > 0:
+                born.setdefault(event.number, moment)
+                size[event.number] = size.get(event.number, 0) + event.delta
+            elif event.delta < 0:
+                dead[event.number] = moment
+        return {number: (start, dead.get(number, end), size[number]) for number, start in born.items()}
+
     def levels(self, end: int | None = None, but: Iterable[Tensor] = ()) -> NDArray[np.int64]:
         """Return the bytes after each of the first `end` events, or [0] if there are none.
 

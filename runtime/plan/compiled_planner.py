@@ -14,8 +14,9 @@ from .compiled_run import compile_step
 from .document import Plan
 from .eager_planner import Planner
 from .known import Known
-from .problem import ALL_GRAPHS, Limits, NoPlanError, nearest_refusal
+from .problem import ALL_GRAPHS, Limits
 from .seconds import Measured
+from .solver import NoPlanError, nearest_refusal
 from .trace import trace
 from .ways.steps import targets_by_way
 

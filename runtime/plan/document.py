@@ -437,8 +437,7 @@ def _plan_of(data: Any, source: str) -> Plan:
 
 
 def signature(model: nn.Module) -> str:
-    """Return a digest of the names and classes of a model's modules, and of its parameters' shapes, dtypes, and whether
-    they are trained."""
+    """Return a digest of a model: names and classes of modules, and shape, dtype and training of each parameter."""
     digest = hashlib.sha256()
     for name, module in model.named_modules():
         kind = type(module)

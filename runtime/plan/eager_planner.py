@@ -27,18 +27,11 @@ from .compiled_run import budget_runs
 from .document import Choice, PeakMemory, Plan, Point, Timeline, signature
 from .errors import Trial, errors_by_shape, finite
 from .known import Known
-from .problem import (
-    AND,
-    EXACT,
-    RECOMPUTE,
+from .problem import AND, EXACT, RECOMPUTE, Hold, Limits, Option, Price, Problem, Solution
+from .seconds import Measured, Roofline, Speeds, device_of
+from .solver import (
     Effort,
-    Hold,
-    Limits,
     NoPlanError,
-    Option,
-    Price,
-    Problem,
-    Solution,
     TooLittleMemoryError,
     is_feasible,
     merge,
@@ -46,7 +39,6 @@ from .problem import (
     solve,
     split,
 )
-from .seconds import Measured, Roofline, Speeds, device_of
 from .static import Parallel, Static
 from .step import Step
 from .structure import structure_aside
@@ -54,9 +46,6 @@ from .trace import trace
 from .ways import WAYS_TO_SAVE
 from .ways.steps import WAYS_OF_STEPS, Way, carry_out, known_by
 
-# Options that the solver is given at once. Of more, those of runs of equal layers are merged, to about so many: a
-# problem of 1,500 takes some seconds, one of 300 a second, and its plans' price is about 2 % higher.
-MOST_OPTIONS, MERGED_OPTIONS = 1500, 300
 _log = logging.getLogger("fewbit.plan")  # says at level INFO what is done, since that takes up to minutes
 UNIFORM = (2, 3, 4, 6, 8)  # bits of ways to train that a plan is compared with
 BUDGETS = (1.0, 0.5, 0.0)  # of torch's, in pictures
@@ -240,7 +229,7 @@ class Planner:
             FewbitError: there is none within the limits.
         """
         problem = self.problem(known)
-        merged = with_fewer_options(problem, known)
+        merged = merge(problem, known.kinds)
         _log.info("solving")
         try:
             solution = solve(merged, self.within(known, limits or self.limits), self.price)
@@ -289,7 +278,7 @@ class Planner:
     def plan_points(self, known: AnyKnown) -> list[Point]:
         """Return plans for memories from the least to that of exact training."""
         problem = self.problem(known)
-        merged, most = with_fewer_options(problem, known), problem.exact_peak()
+        merged, most = merge(problem, known.kinds), problem.exact_peak()
         least = int(solve(merged, Limits(time=1e6), self.price).price)
         points = []
         for i in range(self.frontier):
@@ -411,7 +400,7 @@ class Planner:
 
     def is_feasible(self, known: Known) -> bool:
         """Return whether there is a plan within the limits."""
-        problem = with_fewer_options(self.problem(known), known)
+        problem = merge(self.problem(known), known.kinds)
         return is_feasible(problem, self.limits)
 
 
@@ -419,11 +408,6 @@ def _point(name: str, problem: Problem, chosen: Sequence[Option]) -> Point:
     error = sum(o.error for o in chosen) ** 0.5
     time = 1 + sum(o.seconds for o in chosen) / max(problem.seconds, 1e-9)
     return Point(name, problem.fixed + int(problem.usage(chosen).max()), error, time)
-
-
-def with_fewer_options(problem: Problem, known: AnyKnown) -> Problem:
-    """Return what the solver is given."""
-    return problem if len(problem.options) <= MOST_OPTIONS else merge(problem, known.kinds, MERGED_OPTIONS)
 
 
 def timeline_of(

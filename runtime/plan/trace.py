@@ -215,9 +215,6 @@ def codes_bytes(shape: tuple[int, ...], dtype: torch.dtype, features: int, bits:
     return (within_rows(PerGroup(bits), features, function) if x.dim() > 1 else PerGroup(bits)).compress(x).nbytes
 
 
-# ---- recording -------------------------------------------------------------------------------------------------------
-
-
 def trace(step: Step) -> Trace:
     """Run a step that saves nothing, and return its memory and the lives of the tensors that it would save.
 
@@ -402,7 +399,7 @@ class _Recorder(Policy):
     def trace(self, backward: int, gradients: set[int]) -> Trace:
         """Return what was recorded."""
         end = self.end
-        storages = _storages(self.tracker, end)
+        storages = {number: Hold(*life) for number, life in self.tracker.lives(end).items()}
         tensors, index = [], dict[str, int]()
         for life in self.lives:
             freed = end if life.freed < 0 else min(life.freed, end)
@@ -441,20 +438,6 @@ class _Recorder(Policy):
         return Trace(
             tuple(tensors), levels, calls, kept, inputs, backward, of_gradients, attentions, self._outputs, saves
         )
-
-
-def _storages(tracker: StorageTracker, end: int) -> dict[int, Hold]:
-    """Return the life of each storage by number."""
-    born: dict[int, int] = {}
-    size: dict[int, int] = {}
-    dead: dict[int, int] = {}
-    for moment, event in enumerate(tracker.events[:end]):
-        if event.delta > 0:
-            born.setdefault(event.number, moment)
-            size[event.number] = size.get(event.number, 0) + event.delta
-        elif event.delta < 0:
-            dead[event.number] = moment
-    return {number: Hold(start, dead.get(number, end), size[number]) for number, start in born.items()}
 
 
 def _without(start: int, end: int, windows: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:

@@ -6,20 +6,8 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 from fewbit import FewbitError
-from fewbit.runtime.plan.problem import (
-    EXACT,
-    GROUPS,
-    RECOMPUTE,
-    Hold,
-    Limits,
-    Option,
-    Price,
-    Problem,
-    is_feasible,
-    merge,
-    solve,
-    split,
-)
+from fewbit.runtime.plan.problem import EXACT, GROUPS, RECOMPUTE, Hold, Limits, Option, Price, Problem
+from fewbit.runtime.plan.solver import is_feasible, merge, solve, split
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -127,7 +115,7 @@ class TestMerging:
     def test_equal_layers_are_solved_in_runs_and_given_back_one_by_one(self):
         options = [option(i, n, e, 0, 0, 4 + i % 2, bits=b) for i in range(40) for b, n, e in ((1, 1, 4), (4, 9, 1))]
         problem = Problem(40, tuple(options), np.zeros(MOMENTS, np.int64), 0, 1.0)
-        merged = merge(problem, ["even" if i % 2 else "odd" for i in range(40)], 24)
+        merged = merge(problem, ["even" if i % 2 else "odd" for i in range(40)], 24, 24)
         assert len(merged.options) <= 24 < len(options)
         whole = solve(merged, Limits(memory=200))
         each = split(whole, problem.options)
@@ -137,4 +125,4 @@ class TestMerging:
 
     def test_a_small_problem_stays_as_it_is(self):
         problem = Problem(1, (option(0, 1, 0, 0),), np.zeros(8, int), 0, 1.0)
-        assert merge(problem, ["a"], 10) is problem
+        assert merge(problem, ["a"], 10, 10) is problem
