@@ -66,7 +66,7 @@ def arguments_of(graph: fx.Graph, through_views: bool = False) -> dict[fx.Node, 
         if through_views and is_view(node):
             found[node] = found[node.all_input_nodes[0]]
         elif is_pointwise(node) or packet(node) in _SAME:
-            inputs = {found[i] for i in node.all_input_nodes if not _is_constant(i)}
+            inputs = {found[i] for i in node.all_input_nodes if not is_constant(i)}
             x = next(iter(inputs), node)
             is_function = len(inputs) == 1 and tensor_of(x) is not None and not _is_of_points(node, x)
             if is_function and (through_views or shape_of(x) == shape_of(node)):
@@ -74,7 +74,7 @@ def arguments_of(graph: fx.Graph, through_views: bool = False) -> dict[fx.Node, 
     return found
 
 
-def _is_constant(node: fx.Node) -> bool:
+def is_constant(node: fx.Node) -> bool:
     """Return whether the value is a number, and no truth value or size that varies."""
     x = tensor_of(node)
     is_scalar = packet(node) in _CONSTANTS and x is not None and x.dim() == 0 and x.dtype != torch.bool
@@ -302,7 +302,7 @@ def _combine(
     if name is aten.mul and products[0] is None:
         values.reverse()
         products.reverse()
-    values = [float(v.args[-1]) if isinstance(v, fx.Node) and _is_constant(v) else v for v in values]  # pyright: ignore[reportArgumentType]
+    values = [float(v.args[-1]) if isinstance(v, fx.Node) and is_constant(v) else v for v in values]  # pyright: ignore[reportArgumentType]
     factors = [value if product is None else product.factor for product, value in zip(products, values, strict=True)]
     if name is aten.neg:
         factors.append(-1.0)

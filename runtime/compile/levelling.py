@@ -24,7 +24,7 @@ from torch import fx
 
 from ..quantizers.per_group import LEAST_ROW
 from .codes import hint, memory_order
-from .delicate import is_each, operands_of
+from .delicate import Delicate, is_each, operands_of
 from .nodes import (
     EXPONENTIALS,
     ancestors,
@@ -32,6 +32,7 @@ from .nodes import (
     descendants,
     is_pointwise,
     is_view,
+    of_gradients,
     operator_of,
     packet,
     shape_of,
@@ -190,7 +191,11 @@ def unite(graph: fx.Graph) -> bool:
 
 
 def scale_back(
-    graph: fx.Graph, results: int, statistics: Collection[fx.Node], is_rounded: Callable[[fx.Node], bool]
+    graph: fx.Graph,
+    results: int,
+    statistics: Collection[fx.Node],
+    is_rounded: Callable[[fx.Node], bool],
+    is_saved_itself: Callable[[fx.Node], bool],
 ) -> None:
     """Let the backward pass read u = v·s + m in place of u, where the forward pass computes v = (u − m) / s.
 
@@ -203,15 +208,19 @@ def scale_back(
         results: number of the forward pass's outputs.
         statistics: reductions and what is computed from them alone.
         is_rounded: whether a value would be saved in codes.
+        is_saved_itself: whether a value is not to be computed again from codes.
     """
     returned: Any = graph.output_node().args[0]
     forward = ancestors(node for node in returned[:results] if isinstance(node, fx.Node))
+    backward = ancestors(node for node in returned[results:] if isinstance(node, fx.Node)) - forward
+    of_gradient = of_gradients(graph)
     order = {node: place for place, node in enumerate(graph.nodes)}
     for node in list(order):
         value: Any = node.args[0] if packet(node) in (aten.mul, aten.div) else None
         if value is None or node not in forward or not is_levelled(node, statistics) or not is_rounded(value):
             continue
-        if value_of(value).dtype != value_of(node).dtype:  # promoted by a statistic in float32
+        # Of no gradient, as of what is detached, s may be 0 where all gradients are numbers.
+        if not _is_alike(value, node) or not _meets(node.args[1], statistics, of_gradient):
             continue
         with graph.inserting_after(node):
             deviation = node.args[1]
@@ -220,13 +229,55 @@ def scale_back(
         with graph.inserting_after(node if packet(node) is aten.div else deviation):
             again = _like(graph.call_function(aten.mul.Tensor, (node, deviation)), value)
         pairs = [(value, again)]
-        if packet(value) is aten.sub and value.args[1] in statistics and not value.kwargs:
+        is_centred = packet(value) is aten.sub and value.args[1] in statistics and not value.kwargs
+        if is_centred and _is_alike(value.args[0], value):
             with graph.inserting_after(again):
                 whole = _like(graph.call_function(aten.add.Tensor, (again, value.args[1])), value.args[0])
             pairs.append((value.args[0], whole))
         for read, instead in pairs:
-            for user in [user for user in read.users if user not in forward and order.get(user, 0) > order[node]]:
-                user.replace_input_with(read, instead)
+            later = [user for user in read.users if user in backward and order.get(user, 0) > order[node]]
+            for user in later:
+                if not _asks_for_itself(read, user, backward - of_gradient, is_saved_itself):
+                    user.replace_input_with(read, instead)
+
+
+def _is_alike(node: Any, other: fx.Node) -> bool:
+    """Return whether a value has the shape and dtype of another: statistics may broadcast it, or be in float32."""
+    return shape_of(node) == shape_of(other) and value_of(node).dtype == value_of(other).dtype
+
+
+def _meets(statistic: Any, statistics: Collection[fx.Node], of_gradient: Collection[fx.Node]) -> bool:
+    """Return whether a gradient is multiplied with a statistic or its multiples, or divided by it, in any shape."""
+    while packet(statistic) in _RESHAPING or is_view(statistic):
+        statistic = statistic.all_input_nodes[0]
+    left = [statistic]
+    while left:
+        users = [*left.pop().users]
+        if any(user in of_gradient for user in users):
+            return True
+        left += [user for user in users if user in statistics]
+    return False
+
+
+def _asks_for_itself(
+    read: fx.Node, user: fx.Node, again: Collection[fx.Node], is_saved_itself: Callable[[fx.Node], bool]
+) -> bool:
+    """Return whether v·s + m will not do for `user`, or what that computes `again`, in place of `read`.
+
+    It is not u to the last digit, which comparisons with a largest element or with 0 ask for; and that it is above 0,
+    as u may be, so that codes do for log(u), is not to be seen.
+    """
+    unknown, left, seen = Delicate({}, (), (), (), (), ()), [(read, user)], {user}
+    while left:
+        value, reader = left.pop()
+        if is_saved_itself(reader) or unknown.is_near_pole(value, reader) or unknown.is_periodic(value, reader):
+            return True
+        if unknown.is_exponent(value, reader):
+            return True
+        following = [after for after in reader.users if reader in again and after not in seen]
+        seen.update(following)
+        left += [(reader, after) for after in following]
+    return False
 
 
 def _like(node: fx.Node, other: Any) -> fx.Node:

@@ -41,7 +41,7 @@ from .own_memory import save_in_own_memory
 from .releases import is_untested, warn_of_untested
 from .report import GraphReport, record
 from .rewrite import rewrite
-from .roles import ROUNDED, Role, classify, statistics_of, weights_among
+from .roles import ROUNDED, Role, classify, is_saved_itself, statistics_of, weights_among
 
 # Not there before torch 2.9, where the backend refuses before there is a partitioner (`backend.is_supported`).
 _CustomPartitioner: Any = getattr(custom_graph_pass, "CustomPartitionerFn", object)
@@ -97,7 +97,7 @@ class FewbitPartitioner(_CustomPartitioner):
         copy_mutated(gm.graph, mutated)
         as_it_is = fx_graph_cse(gm.graph)
         defer(gm.graph, self.rounds)
-        scale_back(gm.graph, results, statistics_of(gm.graph), self.is_rounded)
+        scale_back(gm.graph, results, statistics_of(gm.graph), self.is_rounded, is_saved_itself)
         placeholders = gm.graph.find_nodes(op="placeholder")
         held = [placeholders[i] for i in kwargs["static_lifetime_input_indices"]]
         weights = {node.name for node in weights_among(gm.graph, held, results)}

@@ -34,7 +34,7 @@ from ..layers.loss_over_chunks import chunked_loss
 from .attention import argument_names, is_attention
 from .codes import hint
 from .delicate import Delicate, is_tamed, operands_of
-from .factors import arguments_of, is_factor
+from .factors import arguments_of, is_constant, is_factor
 from .fading import fading, meeting
 from .levelling import is_below_largest, is_levelled, of_short_rows
 from .nodes import (
@@ -284,7 +284,7 @@ def statistics_of(graph: fx.Graph) -> set[fx.Node]:
         if packet(node) in REDUCTIONS:
             found.add(node)
         elif node.op == "call_function" and (node.target is operator.getitem or is_view(node) or is_pointwise(node)):
-            tensors = [i for i in node.all_input_nodes if i.op != "placeholder"]
+            tensors = [i for i in node.all_input_nodes if i.op != "placeholder" and not is_constant(i)]
             if tensors and all(i in found for i in tensors):
                 found.add(node)
     return found

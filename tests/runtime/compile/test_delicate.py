@@ -463,6 +463,44 @@ def test_what_is_divided_by_deviations_is_saved_so(of):
     assert reports[0].nbytes < 0.25 * reports[0].exact_graph_bytes
 
 
+READ_ITSELF = {
+    "between extremes": lambda a, b: (a - a.amin(0)) / (a.amax(0) - a.amin(0)) * b,
+    "statistics that broadcast": lambda a, b: (
+        a / (a.std(0) * (1 + b.view(4, 64, 128).square().mean((1, 2), keepdim=True))) * b
+    ),
+    "statistics in float64": lambda a, b: (
+        ((a - a.double().mean(0)) / a.double().std(0)).float() * b + F.linear(a, b).mean()
+    ),
+    "detached, and 0": lambda a, b: (c := a * (torch.arange(128) > 3)) * c * b + (c / c.norm(dim=0)).detach()[:, 9:10],
+    "beside what would be a pole": lambda a, b: (
+        F.batch_norm(c := F.softplus(a) + 1, None, None, training=True) * b + c.log()
+    ),
+}
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("of", READ_ITSELF.values(), ids=READ_ITSELF)
+def test_what_reads_a_value_that_is_divided_by_deviations_may_ask_for_the_value_itself(of):
+    """The quotient times the deviation is not it to the last digit, of other sizes or dtypes, or no number."""
+    reports = []
+    model = Model(lambda a, b: of(a, b).square().mean())
+    assert error(model, torch.randn(256, 32), partial(few_bits, reports=reports)) < 0.15
+    assert reports[0].nbytes < 0.75 * reports[0].exact_graph_bytes
+
+
+def test_a_statistic_and_a_number_are_a_statistic():
+    """Cosine similarity divides by the greater of both: that was no statistic, and quotients were saved twice."""
+    model = Model(lambda a, b: F.cosine_similarity(a, b, dim=-1).mean())
+    assert roles_in(model, torch.randn(256, 32))[aten.clamp_min] == {Role.STATISTIC}
+
+
+def test_what_is_divided_by_deviations_and_returned_is_what_it_was():
+    """Bit for bit: it is the gradients alone that read it otherwise."""
+    model = Model(lambda a, b: ((a - a.mean(0)) / a.std(0) * b, a))
+    x = torch.randn(256, 32)
+    assert torch.equal(few_bits(model, smallest=0)(x)[1], model.a(x))
+
+
 MOVED = {
     "reversed": lambda a, b: a.square().flip(-1),
     "in parts": lambda a, b: torch.cat([a[:, 64:].square(), b.square(), a[:, :64].square()], 1),
