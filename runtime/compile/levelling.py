@@ -44,6 +44,7 @@ aten = torch.ops.aten
 
 _OF_ROWS = {aten.mean, aten.sum, aten.var, aten.var_mean, aten.std, aten.amax, aten.amin, aten.linalg_vector_norm}
 _EXTREMES = {aten.amax, aten.amin, aten.max, aten.min}
+_READ_INSTEAD = "fewbit read instead"  # the mark of v where gradients read it in place of u
 _RESHAPING = {aten.squeeze, aten.unsqueeze, aten.view, aten._unsafe_view}
 
 
@@ -54,8 +55,16 @@ def is_levelled(node: fx.Node, statistics: Collection[fx.Node]) -> bool:
         node: the value.
         statistics: reductions and what is computed from them alone.
     """
-    is_left = packet(node) in (aten.sub, aten.div) or (packet(node) is aten.mul and _is_inverse(node.args[1]))
-    if not is_left or node.args[1] not in statistics or not _differs_within_groups(node.args[1], node.args[0]):
+    if packet(node) not in (aten.sub, aten.div, aten.mul) or not _is_of_own_statistic(node, statistics):
+        return False
+    statistic: Any = node.args[1]
+    is_left = packet(node) is not aten.mul and packet(statistic) is not aten.expand
+    return is_left or bool(node.meta.get(_READ_INSTEAD))
+
+
+def _is_of_own_statistic(node: fx.Node, statistics: Collection[fx.Node]) -> bool:
+    """Return whether the second argument is a statistic of the first, and differs within groups of it."""
+    if node.args[1] not in statistics or not _differs_within_groups(node.args[1], node.args[0]):
         return False
     reduced = _own_reductions(node, statistics)
     return bool(reduced) and (packet(node) is not aten.sub or not all(packet(n) in _EXTREMES for n in reduced))
@@ -216,8 +225,11 @@ def scale_back(
     of_gradient = of_gradients(graph)
     order = {node: place for place, node in enumerate(graph.nodes)}
     for node in list(order):
-        value: Any = node.args[0] if packet(node) in (aten.mul, aten.div) else None
-        if value is None or node not in forward or not is_levelled(node, statistics) or not is_rounded(value):
+        is_quotient = packet(node) is aten.div or (packet(node) is aten.mul and _is_inverse(node.args[1]))
+        if not is_quotient or node not in forward or not _is_of_own_statistic(node, statistics):
+            continue
+        value: Any = node.args[0]
+        if not is_rounded(value):
             continue
         # Of no gradient, as of what is detached, s may be 0 where all gradients are numbers.
         if not _is_alike(value, node) or not _meets(node.args[1], statistics, of_gradient):
@@ -239,6 +251,7 @@ def scale_back(
             for user in later:
                 if not _asks_for_itself(read, user, backward - of_gradient, is_saved_itself):
                     user.replace_input_with(read, instead)
+                    node.meta[_READ_INSTEAD] = True
 
 
 def _is_alike(node: Any, other: fx.Node) -> bool:
@@ -282,5 +295,5 @@ def _asks_for_itself(
 
 def _like(node: fx.Node, other: Any) -> fx.Node:
     """Return a new node with what is known of another one's value."""
-    node.meta = {**other.meta}
+    node.meta = {key: value for key, value in other.meta.items() if key != _READ_INSTEAD}
     return node

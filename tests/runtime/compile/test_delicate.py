@@ -501,6 +501,14 @@ def test_what_is_divided_by_deviations_and_returned_is_what_it_was():
     assert torch.equal(few_bits(model, smallest=0)(x)[1], model.a(x))
 
 
+def test_what_is_not_rounded_is_not_saved_twice_beside_its_deviations():
+    """Without codes gradients read u itself, and the quotient is computed again from it."""
+    layer = Model(lambda a, b: F.batch_norm(a, None, None, training=True).relu().square().mean())
+    reports = []
+    error(layer, torch.randn(256, 32), partial(few_bits, reports=reports), bits={"linear": None})
+    assert reports[0].nbytes < 0.6 * reports[0].exact_graph_bytes
+
+
 MOVED = {
     "reversed": lambda a, b: a.square().flip(-1),
     "in parts": lambda a, b: torch.cat([a[:, 64:].square(), b.square(), a[:, :64].square()], 1),
