@@ -48,7 +48,7 @@ from .nodes import (
 )
 from .options import CompileOptions, torch_budget
 from .planes import planes_of
-from .roles import ROUNDED, TO_NEAREST, Role, is_pinned, levelled
+from .roles import ROUNDED, TO_NEAREST, Role, is_pinned, levelled, statistics_of
 from .rotated import Rotation, rotation_of
 
 _KEY = "fewbit"
@@ -92,7 +92,7 @@ def choice_of(node: object) -> Choice | None:
 
 def pin(graph: fx.Graph, roles: Mapping[fx.Node, Role]) -> None:
     """Mark the values of a joint graph that are not computed again from rounded ones."""
-    floating, apart = descendants(graph, is_floating_input), levelled(graph)
+    floating, apart = descendants(graph, is_floating_input), levelled(graph, statistics_of(graph))
     for node, role in roles.items():
         if role in (Role.PARAMETER, Role.INPUT):
             continue

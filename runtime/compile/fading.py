@@ -78,9 +78,7 @@ def fading(
     return found
 
 
-def meeting(
-    graph: fx.Graph, facts: Delicate, varying: Collection[fx.Node], of_gradient: Collection[fx.Node]
-) -> set[fx.Node]:
+def meeting(graph: fx.Graph, facts: Delicate, varying: set[fx.Node], of_gradient: Collection[fx.Node]) -> set[fx.Node]:
     """Return products of a value with a gradient that was divided, beside a pole, by one of the same origin.
 
     Args: as `fading` has them.
@@ -97,7 +95,7 @@ def meeting(
             found.add(node)
         for factor in factors:
             if (multiplies and factor in facts.heavy) or facts.is_near_pole(factor, node):
-                origins |= operands_of(factor, _MOVING) & {*varying}
+                origins |= operands_of(factor, _MOVING) & varying
         if origins:
             divided[node] = origins
     return found

@@ -114,24 +114,27 @@ def _has_short_rows(reduction: fx.Node, value: fx.Node) -> bool:
 
 def _divides(statistic: fx.Node, statistics: Collection[fx.Node]) -> bool:
     """Return whether anything is divided by a statistic, or what is computed from it alone."""
-    seen, left = {statistic}, [statistic]
+    following = _following(statistic, statistics)
+    inverse = any(packet(node) in (aten.rsqrt, aten.reciprocal) for node in following)
+    return inverse or any(packet(u) is aten.div and u.args[1] is node for node in following for u in node.users)
+
+
+def _following(statistic: fx.Node, statistics: Collection[fx.Node]) -> set[fx.Node]:
+    """Return a statistic and those that are computed from it."""
+    found, left = set(), [statistic]
     while left:
         node = left.pop()
-        if packet(node) in (aten.rsqrt, aten.reciprocal):
-            return True
-        if any(packet(user) is aten.div and user.args[1] is node for user in node.users):
-            return True
-        following = [user for user in node.users if user in statistics and user not in seen]
-        seen.update(following)
-        left += following
-    return False
+        if node not in found:
+            found.add(node)
+            left += [user for user in node.users if user in statistics]
+    return found
 
 
-def _is_inverse(node: Any) -> bool:
-    """Return whether a value is one by a root, as batch normalization has deviations."""
+def _in_its_own_shape(node: Any) -> Any:
+    """Return the value that a node is a view or a copy of in another shape."""
     while isinstance(node, fx.Node) and (packet(node) in _RESHAPING or is_view(node)):
         node = node.all_input_nodes[0]
-    return isinstance(node, fx.Node) and packet(node) in (aten.rsqrt, aten.reciprocal)
+    return node
 
 
 def _own_reductions(node: fx.Node, statistics: Collection[fx.Node]) -> list[fx.Node]:
@@ -224,9 +227,11 @@ def scale_back(
     backward = ancestors(node for node in returned[results:] if isinstance(node, fx.Node)) - forward
     of_gradient = of_gradients(graph)
     order = {node: place for place, node in enumerate(graph.nodes)}
-    for node in list(order):
-        is_quotient = packet(node) is aten.div or (packet(node) is aten.mul and _is_inverse(node.args[1]))
-        if not is_quotient or node not in forward or not _is_of_own_statistic(node, statistics):
+    for node in [node for node in order if node in forward and packet(node) in (aten.div, aten.mul)]:
+        if not _is_of_own_statistic(node, statistics):
+            continue
+        inverse = _in_its_own_shape(node.args[1])  # one by a root, as batch normalization has deviations
+        if packet(node) is aten.mul and packet(inverse) not in (aten.rsqrt, aten.reciprocal):
             continue
         value: Any = node.args[0]
         if not is_rounded(value):
@@ -261,15 +266,8 @@ def _is_alike(node: Any, other: fx.Node) -> bool:
 
 def _meets(statistic: Any, statistics: Collection[fx.Node], of_gradient: Collection[fx.Node]) -> bool:
     """Return whether a gradient is multiplied with a statistic or its multiples, or divided by it, in any shape."""
-    while packet(statistic) in _RESHAPING or is_view(statistic):
-        statistic = statistic.all_input_nodes[0]
-    left = [statistic]
-    while left:
-        users = [*left.pop().users]
-        if any(user in of_gradient for user in users):
-            return True
-        left += [user for user in users if user in statistics]
-    return False
+    following = _following(_in_its_own_shape(statistic), statistics)
+    return any(user in of_gradient for node in following for user in node.users)
 
 
 def _asks_for_itself(

@@ -120,15 +120,18 @@ class FewbitPartitioner(_CustomPartitioner):
 
     def rounds(self, node: fx.Node) -> bool:
         """Return whether a value is, for attention's queries or keys, rounded so that attention is computed again."""
-        x = tensor_of(node)
-        large = x is not None and hint(x.numel()) >= self.options.smallest
-        return large and self.options.recomputes_attention(module_names(base_of(node)), is_projection(node))
+        return self.is_large(node) and self.options.recomputes_attention(
+            module_names(base_of(node)), is_projection(node)
+        )
 
     def is_rounded(self, node: fx.Node) -> bool:
         """Return whether a value that enters gradients linearly is saved in codes."""
+        return self.is_large(node) and self.options.bits_for(Role.LINEAR, module_names(base_of(node))) is not None
+
+    def is_large(self, node: fx.Node) -> bool:
+        """Return whether a value has enough elements to be rounded."""
         x = tensor_of(node)
-        large = x is not None and hint(x.numel()) >= self.options.smallest
-        return large and self.options.bits_for(Role.LINEAR, module_names(base_of(node))) is not None
+        return x is not None and hint(x.numel()) >= self.options.smallest
 
     def roles(self, graph: fx.Graph, weights: Collection[str], mutated: Collection[str]) -> dict[fx.Node, Role]:
         """Return the role of each value of a joint graph with placeholders of these names."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from .nodes import SAME, is_view, packet, shape_of, tensor_of
 
@@ -33,7 +33,9 @@ def ranges_of(graph: fx.Graph) -> dict[fx.Node, Range]:
 def _range(node: fx.Node, known: Mapping[fx.Node, Range]) -> Range:
     x, name = tensor_of(node), packet(node)
     # A complex number has no range, nor has what are its parts, or bits of a number of another type.
-    if node.op != "call_function" or name in _OF_PARTS or node.target is aten.view.dtype or _is_complex(x):
+    if node.op != "call_function" or name in _OF_PARTS or node.target is aten.view.dtype:
+        return ANY
+    if x is not None and x.is_complex():
         return ANY
     if x is not None and x.dtype == torch.bool:
         return (0.0, 1.0)
@@ -68,10 +70,6 @@ def _range(node: fx.Node, known: Mapping[fx.Node, Range]) -> Range:
         return _power(arguments[0], exponent) if isinstance(exponent, int | float) else ANY
     rule = _RULES.get(name)
     return rule(*arguments) if rule is not None and None not in arguments[:3] else ANY
-
-
-def _is_complex(x: Tensor | None) -> bool:
-    return x is not None and x.is_complex()
 
 
 def _is_largest_of(node: Any, value: Any) -> bool:

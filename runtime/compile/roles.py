@@ -92,7 +92,7 @@ _STATES = range(4)
 _SUMS = {aten.add, aten.sub, aten.neg, aten.where, aten.clone, prims.convert_element_type, aten._to_copy}
 _SUMS |= {aten.cat, aten.slice_scatter, aten.select_scatter, aten.constant_pad_nd, aten.index, aten.gather, aten.roll}
 _SUMS |= {aten.index_put, aten.embedding_dense_backward, aten.slice_backward, aten.select_backward, aten.copy}
-_SUMS.add(prims.rev)
+_SUMS |= {prims.rev}
 _FACTORS = {aten.mul, packet_of(getattr(inductor_prims, "fma", aten.mul))}  # a·b, a·b + c
 REDUCTIONS = {aten.sum, aten.mean, aten.amax, aten.amin, aten.var, aten.var_mean, aten.std, aten.max, aten.min}
 REDUCTIONS |= {aten.argmax, aten.argmin, aten.any, aten.all, aten.prod, aten.logsumexp, aten.native_group_norm}
@@ -153,9 +153,8 @@ def is_pinned(node: fx.Node) -> bool:
     return 8 * nbytes >= size
 
 
-def levelled(graph: fx.Graph) -> set[fx.Node]:
+def levelled(graph: fx.Graph, statistics: Collection[fx.Node]) -> set[fx.Node]:
     """Return the values that are not computed again from rounded ones, since a statistic is gone (levelling.py)."""
-    statistics = statistics_of(graph)
     found: set[fx.Node] = set()
     for node in graph.nodes:
         # What is divided once may be divided again: it is in the range of its neighbours.
@@ -202,9 +201,9 @@ def classify(graph: fx.Graph, parameters: Collection[fx.Node] = ()) -> dict[fx.N
     of_gradient, arguments = of_gradients(graph), arguments_of(graph)
     floating = descendants(graph, is_floating_input)
     statistics, masked = statistics_of(graph), _masked(graph, floating)
-    facts = Delicate.of(graph, data, statistics, levelled(graph))
-    faded = fading(graph, facts, data - statistics, of_gradient) | of_short_rows(graph, statistics)
-    sinks = _sinks(graph, of_gradient, facts, meeting(graph, facts, data - statistics, of_gradient))
+    facts, varying = Delicate.of(graph, data, statistics, levelled(graph, statistics)), data - statistics
+    faded = fading(graph, facts, varying, of_gradient) | of_short_rows(graph, statistics)
+    sinks = _sinks(graph, of_gradient, facts, meeting(graph, facts, varying, of_gradient))
     roles = {}
     for node in graph.nodes:
         x = tensor_of(node)
@@ -229,9 +228,9 @@ def classify(graph: fx.Graph, parameters: Collection[fx.Node] = ()) -> dict[fx.N
         elif node in facts.heavy or node in faded or (node in facts.steep and Role.NONLINEAR in sinks[node]):
             # A code of cosh(x) errs by a share of the largest in its group, and 1 / cosh(x) asks for the least.
             roles[node] = Role.POLE
-        elif node in facts.turning or Role.POLE in sinks[node]:
-            roles[node] = _rounded_role(node, sinks[node])
-        elif is_factor(node, arguments[node], of_gradient):
+        elif (
+            node not in facts.turning and Role.POLE not in sinks[node] and is_factor(node, arguments[node], of_gradient)
+        ):
             roles[node] = Role.FACTOR
         else:
             roles[node] = _rounded_role(node, sinks[node])

@@ -10,6 +10,7 @@ of the forward pass that err too much are where errors arise, for the backward p
 
 import logging
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -37,27 +38,27 @@ NEGLIGIBLE = 0.1
 EVERY, SAMPLE, GROWTH = 100, 4, 4.0
 
 
-class _Guarded:
+class _Guarded(ABC):
     """A model that trains with few bits, by a plan or by the options of the backend, and what can be done for it."""
 
     model: nn.Module
     fitted: Fitted | None = None
 
+    @abstractmethod
     def exactly(self) -> AbstractContextManager[None]:
         """Train exactly within this block."""
-        raise NotImplementedError
 
     def as_it_trains(self) -> AbstractContextManager[None]:
         """Train as the model does, without being counted, within this block."""
         return nullcontext()
 
+    @abstractmethod
     def surround(self, guard: "Guard") -> None:
         """Let the guard see each call of the model."""
-        raise NotImplementedError
 
+    @abstractmethod
     def remove(self) -> None:
         """Let it see none."""
-        raise NotImplementedError
 
     def move_bits(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
         """Let bits move to where they help now, within the memory; return whether anything changed."""
