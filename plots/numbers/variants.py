@@ -160,6 +160,21 @@ def _elsewhere(file: File) -> Iterator[str]:
             yield row(name, way, share, f"{signed(less.mean, 4)} ± {plain(less.half, 4)}", said)
 
 
+def _ten_million(file: File) -> Iterator[str]:
+    rows = sorted(file["rows"], key=lambda r: r["seed"])
+    exact = {r["seed"]: r for r in of(rows, way="exact")}
+    yield "ends at {}, {} and {} in validation".format(*(short(r["validation_loss"], 4) for r in exact.values()))
+    for way in dict.fromkeys(r["way"] for r in rows if r["way"] != "exact"):
+        own = of(rows, way=way)
+        cells = [plain(own[0]["saved_bytes"] / exact[0]["saved_bytes"], 3), plain(own[0]["peak"] / exact[0]["peak"], 2)]
+        for loss in ("validation_loss", "final_loss"):
+            each = [r[loss] - exact[r["seed"]][loss] for r in own]
+            less = interval(each)
+            said = "refuted" if less.mean > 0.03 else verdict(less).replace("above", "refuted")
+            cells += [" ".join(shorter(one, 4) for one in each), gap(less, 4), said]
+        yield row({"auto": "default", "L2": "layers at L2"}.get(way, way), *cells)
+
+
 def _two_bits_on_a_gpu(file: File) -> Iterator[str]:
     def each(model: str, bits: str) -> list[float]:
         rows = [{**r, "variant": r["bits"]} for r in of(file["rows"], model=model)]
@@ -356,6 +371,7 @@ VARIANTS = (
         partial(_two_bits, variants=("exact, nudged", "4 bits, scores 6")),
     ),
     Source("plots/results/two_bits.md", ("two_bits.json",), _two_bits_on_a_gpu),
+    Source("plots/results/ten_million.md", ("ten_million.json",), _ten_million),
     Source("plots/results/two_bits_elsewhere.md", ("two_bits_elsewhere.json",), _elsewhere),
     Source("plots/results/two_bits.md", ("group-codes.json",), _group_codes),
     Source("plots/results/two_bits.md", ("auto-candidates.json",), _auto_candidates),
