@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
-from ..intervals import holm
+from ..intervals import holm, interval
 from .pages import Source
-from .text import gap, plain, short, shorter, signed
+from .text import gap, plain, short, shorter, signed, unsigned
 from .training import Row, gaps, mean, of
 from .variants import losses_less_exact, of_each_seed, seeded
 
@@ -158,9 +158,8 @@ def _few_bits_compiled(file: File) -> Iterator[str]:
 
 
 def _two_bits(file: File) -> Iterator[str]:
-    two, three = ({m: losses_less_exact(_runs_of(file, m), f"{bits} bits").mean for m in _MODELS} for bits in (2, 3))
-    yield f"{plain(two['llama'], 3)} (Llama) and {plain(two['gpt2'], 3)} (GPT-2"
-    yield f"at 3 bits they end {plain(-three['llama'], 3)} below and {plain(three['gpt2'], 3)} above"
+    for bits, text in ((2, "{} (Llama) and {} (GPT-2"), (3, "at 3 bits {} and {}")):
+        yield text.format(*(gap(losses_less_exact(_runs_of(file, model), f"{bits} bits"), 3) for model in _MODELS))
 
 
 _MODELS = ("llama", "gpt2")
@@ -182,8 +181,21 @@ def _two_bits_in_the_text(file: File) -> Iterator[str]:
     yield f"p = {short(three.p, 2)})"
     yield f"the Llama at {shorter(losses_less_exact(runs['llama'], '3 bits').mean, 3)}"
     llama, gpt2 = (losses_less_exact(runs[model], "2 bits, groups", "2 bits") for model in _MODELS)
-    yield f"is worth {short(llama.mean, 3)} of loss to the Llama (p = {short(llama.p, 4)})"
-    yield f"nothing to GPT-2 ({short(gpt2.mean, 3)}, p = {short(gpt2.p, 2)})"
+    yield f"is worth {unsigned(llama, 3)} of loss to the Llama (p = {short(llama.p, 4)})"
+    yield f"nothing in GPT-2 ({unsigned(gpt2, 3)}, p = {short(gpt2.p, 2)})"
+    moved = [short(fmean(map(abs, of_each_seed(runs["llama"], way))), 3) for way in ("2 bits", "exact, nudged")]
+    yield f"move its loss by {moved[0]} on average, up or down, a nudge by {moved[1]}"
+
+
+def _two_bits_twice(first: File, again: File) -> Iterator[str]:
+    ways = [(model, way) for model in _MODELS for way in ("2 bits", "3 bits")]
+    seeds = {w: [of_each_seed(_runs_of(file, w[0]), w[1]) for file in (first, again)] for w in ways}
+    second = [gap(interval(seeds[way][1]), 3) for way in ways]
+    both = [gap(interval([fmean(pair) for pair in zip(*seeds[way], strict=True)]), 3) for way in ways]
+    yield "Llama: 2 bits {}, 3 bits {}. GPT-2: 2 bits {}, 3 bits {}".format(*second)
+    yield "Llama 2 bits {}, 3 bits {}; GPT-2 {} and {}".format(*both)
+    above = {model: sum(gap > 0 for each in seeds[model, "2 bits"] for gap in each) for model in _MODELS}
+    assert above == {"gpt2": 15, "llama": 14}, above
 
 
 def _finetuned(file: File) -> Iterator[str]:
@@ -204,5 +216,6 @@ PROSE = (
     Source("docs/compile/measured.md", ("training-compiled.json",), _few_bits_compiled),
     Source("docs/compile/measured.md", ("training-two-bits.json",), _two_bits),
     Source("plots/results/two_bits.md", ("training-two-bits.json",), _two_bits_in_the_text),
+    Source("plots/results/two_bits.md", ("training-two-bits.json", "training-two-bits-again.json"), _two_bits_twice),
     Source("plots/results/README.md", ("finetuning.json",), _finetuned),
 )
