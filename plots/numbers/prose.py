@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
-from ..intervals import holm, interval
+from ..intervals import Interval, holm, interval
 from .pages import Source
 from .text import gap, plain, short, shorter, signed, unsigned
 from .training import Row, gaps, mean, of
@@ -163,6 +163,25 @@ def _two_bits(file: File) -> Iterator[str]:
 
 
 _MODELS = ("llama", "gpt2")
+_IN_FEW_BITS = ("auto", "4 bits", "3 bits", "2 bits")
+
+
+def _less_exact(file: File, way: str, loss: str) -> Interval:
+    return gaps(file["rows"], loss, ("way", "exact"), ("seed",), way=way)
+
+
+def _ten_million(file: File) -> Iterator[str]:
+    found = [_less_exact(file, way, "validation_loss") for way in _IN_FEW_BITS]
+    texts = [f"{signed(less.mean, 3)} ± {plain(less.half, 3)}" for less in found]
+    yield f"is {texts[0]} by default"
+    yield f"{texts[2]} at 3 and {texts[3]} at 2"
+    training = [signed(_less_exact(file, way, "final_loss").mean, 3) for way in _IN_FEW_BITS]
+    yield "training loss {}, {}, {} and {}".format(*training)
+
+
+def _ten_million_in_short(file: File) -> Iterator[str]:
+    three, two = (short(_less_exact(file, way, "final_loss").mean, 3) for way in ("3 bits", "2 bits"))
+    yield f"training losses {three} and {two} above at 3 and 2"
 
 
 def _two_bits_in_the_text(file: File) -> Iterator[str]:
@@ -215,6 +234,8 @@ PROSE = (
     Source("docs/methods/vquant.md", ("vquant-accuracy.json",), _vquant),
     Source("docs/compile/measured.md", ("training-compiled.json",), _few_bits_compiled),
     Source("docs/compile/measured.md", ("training-two-bits.json",), _two_bits),
+    Source("docs/compile/measured.md", ("ten_million.json",), _ten_million),
+    Source("README.md", ("ten_million.json",), _ten_million_in_short),
     Source("plots/results/two_bits.md", ("training-two-bits.json",), _two_bits_in_the_text),
     Source("plots/results/two_bits.md", ("training-two-bits.json", "training-two-bits-again.json"), _two_bits_twice),
     Source("plots/results/README.md", ("finetuning.json",), _finetuned),
