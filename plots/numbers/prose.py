@@ -6,7 +6,7 @@ from typing import Any
 
 from ..intervals import Interval, holm, interval
 from .pages import Source
-from .text import gap, plain, short, shorter, signed, unsigned
+from .text import gap, plain, short, shorter, unsigned
 from .training import Row, gaps, mean, of
 from .variants import losses_less_exact, of_each_seed, seeded
 
@@ -151,10 +151,10 @@ def _runs_of(file: File, model: str) -> list[Row]:
 
 def _few_bits_compiled(file: File) -> Iterator[str]:
     def less(variant: str) -> list[str]:
-        return [signed(fmean(of_each_seed(_runs_of(file, model), variant)), 3) for model in ("gpt2", "llama")]
+        return [gap(losses_less_exact(_runs_of(file, model), variant), 3) for model in ("gpt2", "llama")]
 
     yield "GPT-2 {} and a Llama {} (five seeds".format(*less("auto"))
-    yield "with 4 bits {} and {}, with 3 bits {} and {}".format(*less("4 bits"), *less("3 bits"))
+    yield "With 4 bits {} and {}, with 3 bits {} and {}".format(*less("4 bits"), *less("3 bits"))
 
 
 def _two_bits(file: File) -> Iterator[str]:

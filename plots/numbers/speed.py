@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
+from ..intervals import interval
 from .pages import Source
-from .text import plain, row, short
+from .text import gap, plain, row, short
 from .training import Row, mean, of
 
 File = Mapping[str, Any]
@@ -205,6 +206,10 @@ def _vquant(file: File) -> Iterator[str]:
             *(plain(100 * found[a]["accuracy"], 2) for a in (0, 0.01, 0.02, 0.05)),
         )
     (exact,) = of(file["rows"], method="exact")
+    (one,) = of(file["rows"], method="V-Quant", bits=1, ratio=0)
+    fails = interval([a - b for a, b in zip(one["accuracies"], exact["accuracies"], strict=True)])
+    assert fails.counts
+    yield f"1 bit fails ({gap(fails, 1, 100)} points)"
     seeds = ", ".join(plain(100 * a, 1) for a in exact["accuracies"])
     yield f"exact {plain(100 * exact['accuracy'], 2)} with seeds at {seeds}"
     few = {
@@ -216,9 +221,11 @@ def _vquant(file: File) -> Iterator[str]:
 
 
 def _annealing(file: File) -> Iterator[str]:
-    (falls,) = (100 * r["accuracy"] for r in file["rows"] if r["phases"][-1] == [1, 0])
-    (rises,) = (100 * r["accuracy"] for r in file["rows"] if r["phases"][0] == [1, 0])
-    yield f"ends at {plain(falls, 2)} %, the same backwards at {plain(rises, 2)} %"
+    (falls,) = (r for r in file["rows"] if r["phases"][-1] == [1, 0])
+    (rises,) = (r for r in file["rows"] if r["phases"][0] == [1, 0])
+    late, early = (plain(100 * r["accuracy"], 2) for r in (falls, rises))
+    better = interval([a - b for a, b in zip(falls["accuracies"], rises["accuracies"], strict=True)])
+    yield f"ends at {late} %, the same backwards at {early} % ({gap(better, 1, 100)} points)"
 
 
 def _inference(file: File) -> Iterator[str]:
@@ -262,6 +269,14 @@ def _blpa(file: File) -> Iterator[str]:
         each = " ".join(plain(100 * r["test_error"], 1) for r in own)
         numbers = (plain(mean(own, "test_loss"), 3), f"{plain(100 * mean(own, 'test_error'), 1)} %", each)
         yield f"| {' | '.join(numbers)} | {plain(own[0]['saved_bytes'] / 1e6, 1)} MB |"
+    exact = of(runs, variant="exact")
+
+    def less(variant: str) -> str:
+        pairs = zip(of(runs, variant=variant), exact, strict=True)
+        return gap(interval([few["test_error"] - own["test_error"] for few, own in pairs]), 1, 100)
+
+    yield f"naive training is {less('naive, 8 bits')} and {less('naive, 4 bits')} points above exact"
+    yield f"8 and 4 bits are at {less('8 bits')} and {less('4 bits')}"
 
 
 def _gradient_noise(file: File) -> Iterator[str]:
