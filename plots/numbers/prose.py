@@ -6,7 +6,7 @@ from typing import Any
 
 from ..intervals import Interval, holm, interval
 from .pages import Source
-from .text import gap, plain, short, shorter, unsigned
+from .text import gap, plain, short, shorter, signed, unsigned
 from .training import Row, gaps, mean, of
 from .variants import losses_less_exact, of_each_seed, seeded
 
