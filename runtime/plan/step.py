@@ -137,6 +137,8 @@ class Step:
     @contextmanager
     def apart(self) -> Iterator[None]:
         """Leave gradients, buffers and the random state as they were at the end of this block."""
+        if torch.is_inference_mode_enabled():
+            raise FewbitError("a step is planned by its gradients, which torch.inference_mode() has not: leave it")
         with ExitStack() as stack:
             for mode in values_for(self.model, (self.inputs, self.keywords)):
                 stack.enter_context(mode)

@@ -139,10 +139,10 @@ class Inputs:
         if id(x) in self._seen:
             return self._seen[id(x)]
         start = len(self.tensors)
-        few = x.dim() > 1 and x.numel() < self._fewest * x.shape[1]
         # An activation: a gradient flows through it, and it is no weight.
         rounded = x.requires_grad and not isinstance(x, nn.Parameter) and x.dtype in DTYPES and x.dim() > 1
-        if few or not (rounded and has_storage(x) and not x.is_nested) or isinstance(self._saver, ExactSaver):
+        rounded = rounded and has_storage(x) and not x.is_nested  # a nested one's sizes cannot be compared
+        if not rounded or x.numel() < self._fewest * x.shape[1] or isinstance(self._saver, ExactSaver):
             self.tensors.append(x)
             self.exact.append(x)
             self._seen[id(x)] = _Input(start)

@@ -445,6 +445,10 @@ class TestErrorsOfTheUser:
             fewbit.plan(Net(), batch(), **options)
         assert "\n" not in str(caught.value)
 
+    def test_are_of_a_step_without_gradients(self):
+        with torch.inference_mode(), pytest.raises(FewbitError, match=r"torch\.inference_mode\(\) has not"):
+            fewbit.plan(Net(), batch(), memory="1GB")
+
     @pytest.mark.parametrize(
         ("make", "data", "loss", "match"),
         [

@@ -243,6 +243,34 @@ def test_half_precision_and_strides() -> None:
     assert error(gradients(model, x), exact) < 0.05
 
 
+class Apart(nn.Module):
+    """Takes what has a layout of its own, and the dense one for rows of each length."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(x) if x.is_nested else torch.sparse.mm(x, torch.ones(WIDTH, 4))
+
+
+@pytest.mark.parametrize(
+    "laid_out",
+    [
+        Tensor.to_sparse,
+        Tensor.to_sparse_csr,
+        lambda x: torch.nested.nested_tensor_from_jagged(x, torch.tensor([0, 3, 8])),
+    ],
+    ids=["coo", "csr", "jagged"],
+)
+def test_inputs_of_other_layouts_are_saved_as_they_are(laid_out: Any) -> None:
+    x = torch.randn(8, WIDTH, requires_grad=True)
+    block = nn.Sequential(Apart())
+    gradients = []
+    for _ in range(2):
+        y = block(laid_out(x * 1))
+        loss = sum(part.sum() for part in y.unbind()) if y.is_nested else y.sum()
+        gradients.append(torch.autograd.grad(loss, x)[0])
+        fewbit.checkpoint(block, bits=8, blocks=["0"])
+    assert torch.equal(*gradients)
+
+
 def test_autocast_and_empty_batches() -> None:
     model = stack(Block(nn.GELU()), Block(nn.GELU()))
     fewbit.checkpoint(model)
