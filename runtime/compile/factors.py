@@ -174,9 +174,10 @@ def table_of(node: fx.Node, argument: fx.Node, source: fx.Node, bits: int) -> Ta
         source: what x is computed from, `arguments_of(graph, through_views=True)[argument]`.
         bits: of the codes.
 
-    Returns: None if the function is a number but at points or far away, if per-group codes of as many bits err less
-        where x is normal (F(x) = 2x grows without end), if the function cannot be evaluated in doubles or not be
-        integrated, or if `solve` takes too long.
+    Returns: None if the function is a number but at points, if per-group codes of as many bits err less where x is
+        normal (F(x) = 2x grows without end), if the table errs more far away, as that of sigmoid(x - 300)' does, which
+        is 0 for all x that the weight has, if the function cannot be evaluated in doubles or not be integrated, or if
+        `solve` takes too long.
     """
     factor, inner = Curve(node, argument), Curve(argument, source)
     try:
@@ -192,7 +193,13 @@ def table_of(node: fx.Node, argument: fx.Node, source: fx.Node, bits: int) -> Ta
     table = _table(factor, bits, weight)
     step = np.ptp(expected) / (2**bits - 1)
     variance = step**2 / 6  # of rounding at random
-    return table if table is not None and np.mean((expected - table(usual)) ** 2) <= variance else None
+    if table is None or np.mean((expected - table(usual)) ** 2) > variance:
+        return None
+    far, values = inner(_LOOKED_AT), factor(wide)
+    beyond = factor(far)
+    far, beyond = far[np.isfinite(beyond)], beyond[np.isfinite(beyond)]
+    most = np.abs(values - table(wide)).max() + np.ptp(values) / (2**bits - 1)
+    return table if np.abs(beyond - table(far)).max(initial=0) <= most else None
 
 
 # By the text of a function, bits and weight: graphs have the same few functions in every layer.

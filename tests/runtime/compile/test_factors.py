@@ -147,6 +147,15 @@ class TestLeftAlone:
         report = report_of(BeforeFrozen(function), torch.randn(ROWS, WIDTH))
         assert "factor" not in {tensor.role for tensor in report.graphs[0].tensors if tensor.nbytes}
 
+    @pytest.mark.parametrize("function", [lambda x: (x - 1000).sigmoid(), lambda x: ((x - 1000) / 30).tanh()])
+    def test_what_turns_far_from_0(self, function):
+        """There the weight has no x: the best table is 0, and so were all gradients of a temperature in kelvin."""
+        model, x = BeforeFrozen(function), torch.randn(ROWS, WIDTH)
+        nn.init.constant_(model.up.bias, 1000.0)
+        model.down = nn.Identity()
+        model.weights = torch.randn_like(function(model.up(x)))
+        assert gradient_error(model, x, smallest=1024) < 0.1
+
     @pytest.mark.parametrize(
         "function",
         [
