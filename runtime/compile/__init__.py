@@ -6,6 +6,7 @@ options.py      what can be chosen
 backend.py      the entry to Inductor
 partitioner.py  chooses what is saved, and rewrites both graphs
 attention.py    lets attention's probabilities sum to one where queries and keys are rounded
+branches.py     bounds exponentials in branches that their arguments choose
 delicate.py     finds poles, exponents and periods, by the ranges that values cannot leave (ranges.py)
 roles.py        what the backward pass does with each value
 codes.py        quantize and dequantize, in plain torch that Inductor fuses

@@ -138,7 +138,7 @@ class Delicate:
         is_power = packet(user) is aten.pow and len(user.args) > 1 and user.args[1] is node
         if packet(user) not in _EXPONENTIALS and not is_power:
             return False
-        return self._grows(node, user) and not is_tamed(user, user, operands_of(node))
+        return self._grows(node, user) and not is_tamed(user, user)
 
     def _grows(self, node: fx.Node, exponential: fx.Node) -> bool:
         lo, hi = self.ranges.get(node, ANY)
@@ -160,19 +160,18 @@ def is_each(node: fx.Node, user: fx.Node) -> bool:
     return x is not None and y is not None and hint(x.numel()) == hint(y.numel())
 
 
-def is_tamed(value: fx.Node, exponential: fx.Node, operands: Collection[fx.Node]) -> bool:
+def is_tamed(value: fx.Node, exponential: fx.Node) -> bool:
     """Return whether all that reads an exponential, or that times something, is small however large it grows.
 
-    1 / (1 + exp(−x)), log(1 + exp(x)) and exp(x) / (1 + exp(x)) are curves of x like others, and so is ELU's, a branch
-    of a choice by x. What is masked by anything else grows in all other places.
+    1 / (1 + exp(−x)), log(1 + exp(x)) and exp(x) / (1 + exp(x)) are curves of x like others. ELU's, a branch of a
+    choice by x, has a bound (branches.py).
     """
     users = [u for u in value.users if u.op != "output"]
     return bool(users) and all(
         packet(u) is aten.log1p
         or _is_one_more(u)
-        or _chooses_by(u, operands)
         or (packet(u) is aten.div and _is_one_more(u.args[1], exponential))
-        or (packet(u) in _SCALING and is_tamed(u, exponential, operands))
+        or (packet(u) in _SCALING and is_tamed(u, exponential))
         for u in users
     )
 
@@ -180,11 +179,6 @@ def is_tamed(value: fx.Node, exponential: fx.Node, operands: Collection[fx.Node]
 def _is_one_more(node: Any, than: fx.Node | None = None) -> bool:
     is_sum = isinstance(node, fx.Node) and packet(node) is aten.add and bool(node.args[1] == 1)
     return is_sum and (than is None or node.args[0] is than)
-
-
-def _chooses_by(node: fx.Node, operands: Collection[fx.Node]) -> bool:
-    condition = node.args[0] if packet(node) is aten.where else None
-    return isinstance(condition, fx.Node) and any(i in operands for i in condition.all_input_nodes)
 
 
 def operands_of(node: fx.Node, through: Collection[Any] = ()) -> set[fx.Node]:

@@ -17,6 +17,7 @@ from torch.utils.flop_counter import flop_registry
 
 from ...tables import FewbitError
 from .attention import arguments_by_name, defer, expand, is_attention, is_projection
+from .branches import bound_branches
 from .codes import hint
 from .cut import (
     annotate,
@@ -83,7 +84,7 @@ class FewbitPartitioner(_CustomPartitioner):
         """Return the graphs of a joint graph, which is changed, with few bits between them."""
         gm.graph.eliminate_dead_code()
         gm.graph = fx_graph_cse(gm.graph)
-        if unite(gm.graph):
+        if any([unite(gm.graph), bound_branches(gm.graph)]):
             gm.graph = fx_graph_cse(gm.graph)
         if not joint_inputs:  # a region that is compiled apart: nothing says which of its inputs are weights
             return divide(gm, joint_inputs, kwargs)

@@ -27,8 +27,9 @@ from enum import Enum
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch._inductor import inductor_prims
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ..layers.loss_over_chunks import chunked_loss
 from .attention import argument_names, is_attention
@@ -106,7 +107,7 @@ _INTEGERS = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 _KNOWN = re.compile(r"(norm|pool\w*|pad\w*|nll_loss\w*|upsample\w*|conv_tbc|grouped_mm\w*|cell)_backward")
 # Operators whose results hold their huge arguments, and those that take such numbers as they are.
 _KEEPING = _SUMS | _FACTORS | {aten.div, aten.scatter, aten.scatter_add, aten.maximum, aten.minimum, aten.clamp}
-_KEEPING |= {aten.clamp_min, aten.clamp_max, aten.baddbmm}
+_KEEPING |= {aten.clamp_min, aten.clamp_max, aten.baddbmm, aten.lift_fresh_copy}
 _WITH_NUMBERS = {aten.full, aten.scalar_tensor, aten.add, aten.sub, aten.constant_pad_nd, aten.scatter}
 HUGE = 1e4  # a constant that masks scores, or more
 
@@ -265,9 +266,22 @@ def _masked(graph: fx.Graph, floating: set[fx.Node]) -> set[fx.Node]:
         # A mask that is multiplied by a number; values in other units are not masked.
         takes_numbers = name in _WITH_NUMBERS or (name is aten.mul and node not in floating)
         is_huge = takes_numbers and any(isinstance(a, int | float) and abs(a) >= HUGE for a in node.args)
-        if is_huge or ((is_view(node) or name in _KEEPING) and any(i in found for i in node.all_input_nodes)):
+        if (
+            is_huge
+            or _is_huge_constant(node)
+            or ((is_view(node) or name in _KEEPING) and any(i in found for i in node.all_input_nodes))
+        ):
             found.add(node)
     return found
+
+
+def _is_huge_constant(node: fx.Node) -> bool:
+    """Return whether the value is one that code makes of such numbers, as `torch.tensor(-1e9)`."""
+    if node.op != "get_attr":
+        return False
+    constant = getattr(node.graph.owning_module, str(node.target), None)
+    with _disable_current_modes():  # the compiler's, in which tensors have no values
+        return isinstance(constant, Tensor) and bool((constant.float().abs() >= HUGE).any())
 
 
 def _is_nan_to_num(node: fx.Node) -> bool:
@@ -389,5 +403,5 @@ def _state_after(node: fx.Node, user: fx.Node, state: int, facts: Delicate) -> "
     if name is aten.pow and user.args[1] == 1:  # in the derivative of a square
         return state
     if name in EXPONENTIALS:
-        return Role.EXPONENT if state & _DIFFERENCE and not is_tamed(user, user, operands_of(node)) else _CURVED
+        return Role.EXPONENT if state & _DIFFERENCE and not is_tamed(user, user) else _CURVED
     return _CURVED if is_pointwise(user) else None

@@ -5,6 +5,7 @@ from functools import partial
 
 import torch
 import torch._inductor.lowering  # which decompositions of pooling expect to be there
+from fewbit.runtime.compile.branches import bound_branches
 from fewbit.runtime.compile.nodes import packet
 from fewbit.runtime.compile.options import CompileOptions
 from fewbit.runtime.compile.partitioner import FewbitPartitioner
@@ -64,6 +65,7 @@ def roles_in(model, *inputs):
 
     class Looking(FewbitPartitioner):
         def __call__(self, gm, joint_inputs, **kwargs):
+            bound_branches(gm.graph)
             for node, role in classify(gm.graph).items():
                 found.setdefault(packet(node), set()).add(role)
             return super().__call__(gm, joint_inputs, **kwargs)

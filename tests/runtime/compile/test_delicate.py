@@ -159,8 +159,18 @@ def padded_with_infinities(a, b):
     return (F.pad(a, (64, 0), value=-torch.inf).exp()[:, :128] * b).square().sum()
 
 
+def masked_by_a_constant(a, b):
+    return (F.softplus(torch.where(b > 0, a, torch.tensor(-1e9))) * b).square().sum()
+
+
 @pytest.mark.parametrize(
-    ("loss", "most"), [(with_an_additive_mask, 0.1), (put_into_a_mask, 0.05), (padded_with_infinities, 0.05)]
+    ("loss", "most"),
+    [
+        (with_an_additive_mask, 0.1),
+        (put_into_a_mask, 0.05),
+        (padded_with_infinities, 0.05),
+        (masked_by_a_constant, 0.05),
+    ],
 )
 def test_what_huge_numbers_may_be_among_is_masked(loss, most):
     assert error(Model(loss), torch.randn(512, 32)) < most
@@ -422,6 +432,25 @@ EXPONENTS = {
     "sine of 50": lambda a, b: a * (50 * b).sin(),
     "frequencies": lambda a, b: (b[:, :16, None] * 2 ** torch.arange(8.0)).flatten(1).cos() * a,
 }
+
+
+# Exponentials in branches, of values that are hundreds apart.
+CHOSEN = {
+    "elu": lambda a, b: F.elu(1000 * a) * b,
+    "softplus of another slope": lambda a, b: F.softplus(5000 * a, beta=2, threshold=5) * b,
+    "from above": lambda a, b: torch.where(-30 * a > 0.5, 2.0, (20 * -a).exp()) * b,
+}
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("loss", CHOSEN.values(), ids=CHOSEN)
+def test_exponentials_in_branches_are_bounded_there(loss):
+    """A branch is chosen by the exact value, and x read from codes may be far above 0 where it was below."""
+    generator, reports = torch.Generator().manual_seed(0), []
+    weights, rows = torch.randn(256, 128, generator=generator), torch.randn(256, 32, generator=generator)
+    model = Model(lambda a, b: (loss(a, b) * weights).sum())
+    assert error(model, rows, compiled=partial(few_bits, reports=reports), bits=4) < 0.3
+    assert all(tensor.bits for tensor in reports[0].tensors if tensor.nbytes)
 
 
 DIVIDED_AGAIN = {
