@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from ..intervals import interval
 from .pages import Source
-from .text import plain, row, short
+from .text import gap, plain, row, short
 from .training import Row, of
 
 File = Mapping[str, Any]
@@ -165,8 +166,14 @@ def _variance(file: File) -> Iterator[str]:
             value = curves[key].get(bits)
             cells.append("" if value is None else plain(value, _digits(key, bits)))
         yield row(name, *cells)
-    two = {key: curve[2] for key, curve in curves.items()}
-    yield f"and gains {plain(100 - 100 * two['mixed precision'] / two['per-group'], 0)} %"
+    groups = file["by_seed"]["per-group"]
+    for key in ("mixed precision", "per-sample"):
+        shares = [own / group for own, group in zip(file["by_seed"][key], groups, strict=True)]
+        of_groups = interval([share - 1 for share in shares])
+        assert not of_groups.counts
+        yield f"{gap(of_groups, 0, 100)} %"
+        if key == "mixed precision":
+            yield ", ".join(short(share, 2) for share in shares)
     predicted = [sum(terms) for terms in file["terms"]]
     yield f"is {plain(sum(predicted) / sum(file['empirical']), 2)} times the variance measured"
     ratios = [p / e for p, e in zip(predicted, file["empirical"], strict=True)]

@@ -10,7 +10,7 @@ gradients of layer l (Figure 8). The sum of the terms must equal the variance ov
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import count
 from typing import Any
 
@@ -47,6 +47,7 @@ class VarianceSettings:
         curve_bits: bits at which the methods are compared; non-integers for mixed precision only.
         draws: repetitions of everything random.
         seed: of weights, minibatches and draws.
+        seeds: trainings, by as many seeds, in which the methods are compared at `bits`.
     """
 
     width: int = 16
@@ -56,6 +57,7 @@ class VarianceSettings:
     curve_bits: tuple[float, ...] = (1, *FRACTIONS[:3], 2, FRACTIONS[3], 3, 4, 6, 8)
     draws: int = 24
     seed: int = 0
+    seeds: int = 5
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class VarianceStudy:
         per_dimension: sensitivity of each layer, by element (3c).
         squared_norm: of the gradient of all parameters.
         curves: method → [bits, variance of the gradient of all parameters] (Figure 5a).
+        by_seed: method → that variance at `bits` divided by the squared norm, of each seed.
     """
 
     settings: dict[str, Any]
@@ -88,6 +91,7 @@ class VarianceStudy:
     per_dimension: list[float]
     squared_norm: float
     curves: dict[str, list[list[float]]]
+    by_seed: dict[str, list[float]]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers for JSON."""
@@ -130,6 +134,7 @@ def measure(settings: VarianceSettings, after_pass: Callable[[], object] = lambd
         per_dimension=per_dimension,
         squared_norm=float(sum(g.square().sum() for g in bench.exact(0))),
         curves={method: _curve(bench, method) for method in METHODS},
+        by_seed=_by_seed(settings, after_pass),
     )
 
 
@@ -138,7 +143,9 @@ def passes(settings: VarianceSettings) -> int:
     layers = sum(isinstance(m, CompressedLayer) for m in network(1).modules())
     integers = sum(float(b).is_integer() for b in settings.curve_bits)
     curves = 2 * integers * settings.draws + 3 * len(settings.curve_bits) * (settings.draws + _WARM_UP)
-    return settings.steps + 2 * layers * settings.draws + 2 * settings.draws + 2 + curves
+    of_a_seed = settings.steps + 1 + 2 * settings.draws + 2 * (settings.draws + _WARM_UP)
+    split = 2 * layers * settings.draws + 2 * settings.draws + 2
+    return settings.steps + split + curves + settings.seeds * of_a_seed
 
 
 _WARM_UP = 4  # passes in which mixed precision chooses its bits
@@ -309,6 +316,23 @@ def _heterogeneity(bench: _Bench) -> tuple[list[float], list[float], str, list[f
     per_dimension = [float(w[name].sum()) / inputs[name].numel() for name in bench.layers]
     B = 2**bench.settings.bits - 1
     return ranges, w[shown].tolist(), shown, per_dimension, [float(w[name].sum()) / B**2 for name in bench.layers]
+
+
+def _by_seed(settings: VarianceSettings, after_pass: Callable[[], object]) -> dict[str, list[float]]:
+    """Return the variance at `bits` by method and seed, of the methods that training can use.
+
+    What one training shows of mixed precision others do not: at 2 bits it had .86 of the variance of one range per
+    group, and has 1.09 with the second seed.
+    """
+    found: dict[str, list[float]] = {method: [] for method in METHODS[:4]}
+    for seed in range(settings.seeds):
+        bench = _Bench(replace(settings, seed=seed, curve_bits=(settings.bits,)), after_pass)
+        bench.train()
+        variances = [_curve(bench, method)[0][1] for method in found]
+        squared = float(sum(g.square().sum() for g in bench.exact(0)))
+        for own, variance in zip(found.values(), variances, strict=True):
+            own.append(variance / squared)
+    return found
 
 
 def _curve(bench: _Bench, method: str) -> list[list[float]]:

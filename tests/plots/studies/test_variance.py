@@ -13,7 +13,7 @@ pytest.importorskip("sklearn")
 @pytest.fixture(scope="module")
 def study():
     torch.manual_seed(0)
-    settings = VarianceSettings(width=4, steps=10, batch=16, bits=2, curve_bits=(1, 1.5, 2, 4), draws=6)
+    settings = VarianceSettings(width=4, steps=10, batch=16, bits=2, curve_bits=(1, 1.5, 2, 4), draws=6, seeds=2)
     counted = []
     found = measure(settings, lambda: counted.append(None))
     assert len(counted) == passes(settings)
@@ -46,6 +46,9 @@ def test_the_curves_fall_and_finer_ranges_are_better(study):
     assert sorted(curves["mixed precision"]) == [1.0, 1.5, 2.0, 4.0]
     for bits in (2.0, 4.0):
         assert curves["per-group"][bits] < curves["fixed-point"][bits]
+    assert {len(own) for own in study.by_seed.values()} == {2}
+    pairs = zip(study.by_seed["per-group"], study.by_seed["fixed-point"], strict=True)
+    assert all(group < tensor for group, tensor in pairs)
 
 
 def test_one_bit_a_sample_is_one_bit_a_group(study):
