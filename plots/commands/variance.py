@@ -47,7 +47,7 @@ def variance(context: click.Context, bits: int, draws: int, steps: int, source: 
     of all layers compressed at once; the variance that the sensitivities predict; and the total variance against bits,
     with a range per tensor, a range per group, bits per sample and mixed precision.
 
-    The numbers are written beside the figure as .json. At the defaults this takes a minute.
+    The numbers are written beside the figure as .json. At the defaults this takes two minutes.
 
     Example: fewbit plot variance -o variance.png
     """
