@@ -36,7 +36,7 @@ from .attention import argument_names, is_attention
 from .codes import hint
 from .delicate import Delicate, is_tamed, operands_of
 from .factors import arguments_of, is_constant, is_factor
-from .fading import fading, meeting
+from .fading import crossing, fading, meeting
 from .levelling import is_below_largest, is_levelled, of_short_rows
 from .nodes import (
     EXPONENTIALS,
@@ -204,7 +204,8 @@ def classify(graph: fx.Graph, parameters: Collection[fx.Node] = ()) -> dict[fx.N
     statistics, masked = statistics_of(graph), _masked(graph, floating)
     facts, varying = Delicate.of(graph, data, statistics, levelled(graph, statistics)), data - statistics
     faded = fading(graph, facts, varying, of_gradient) | of_short_rows(graph, statistics)
-    sinks = _sinks(graph, of_gradient, facts, meeting(graph, facts, varying, of_gradient))
+    at_poles = meeting(graph, facts, varying, of_gradient) | crossing(graph, facts, varying)
+    sinks = _sinks(graph, of_gradient, facts, at_poles)
     roles = {}
     for node in graph.nodes:
         x = tensor_of(node)

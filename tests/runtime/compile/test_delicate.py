@@ -431,6 +431,8 @@ EXPONENTS = {
     "cosh": lambda a, b: a * (4 * b).cosh(),
     "sine of 50": lambda a, b: a * (50 * b).sin(),
     "frequencies": lambda a, b: (b[:, :16, None] * 2 ** torch.arange(8.0)).flatten(1).cos() * a,
+    "logistic distribution": lambda a, b: (a * (3 * b).exp()).sigmoid(),
+    "normal distribution": lambda a, b: ((1 - a) / (F.softplus(10 * b) + 1e-3)).erf(),
 }
 
 
