@@ -174,6 +174,7 @@ class Trace:
             before it is saved.
         saves: the moments at which the forward pass saves anything, in order.
         left: bytes that stay after the step besides the gradients, such as what a module keeps of its last input.
+        writing: modules that change what they are given in place, such as a router its input by jitter.
     """
 
     tensors: tuple[Traced, ...]
@@ -187,6 +188,7 @@ class Trace:
     outputs: dict[str, int]
     saves: tuple[int, ...]
     left: int = 0
+    writing: frozenset[str] = frozenset()
 
     @cached_property
     def by_module(self) -> dict[str, list[int]]:
@@ -313,6 +315,8 @@ class _Recorder(Policy):
         self.calls: dict[str, list[Span]] = {}
         self.saves: list[int] = []
         self._open: dict[str, list[int]] = {}
+        self._given: dict[str, list[tuple[weakref.ref[Tensor], int]]] = {}  # to the call that runs, and its version
+        self._writing: set[str] = set()
         self._kept: dict[tuple[int, bool], set[str]] = {}  # modules, by number of the storage and whether in bits
         self._inputs: dict[str, dict[int, tuple[tuple[int, ...], torch.dtype, bool]]] = {}  # by number of the storage
         self._outputs: dict[str, int] = {}
@@ -384,6 +388,7 @@ class _Recorder(Policy):
 
     def enter(self, module: str, given: list[Tensor]) -> None:
         self._open.setdefault(module, []).append(self.now)
+        self._given[module] = [(weakref.ref(x), x._version) for x in given if not x.is_inference()]
         inputs = self._inputs.setdefault(module, {})
         for x in given:
             number = self.number_of(x)
@@ -394,6 +399,8 @@ class _Recorder(Policy):
         if isinstance(returned, Tensor) and (number := self.number_of(returned)) is not None:
             self._outputs[module] = number
             self._versions[number] = returned._version
+        if any((x := given()) is not None and x._version != version for given, version in self._given[module]):
+            self._writing.add(module)
         self.calls.setdefault(module, []).append(Span(self._open[module].pop(), self.now))
 
     def trace(self, backward: int, gradients: set[int]) -> Trace:
@@ -436,7 +443,8 @@ class _Recorder(Policy):
         levels = self.tracker.levels(end)
         saves = tuple(self.saves)
         return Trace(
-            tuple(tensors), levels, calls, kept, inputs, backward, of_gradients, attentions, self._outputs, saves
+            *(tuple(tensors), levels, calls, kept, inputs, backward, of_gradients, attentions, self._outputs, saves),
+            writing=frozenset(self._writing),
         )
 
 

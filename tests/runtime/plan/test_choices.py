@@ -109,6 +109,35 @@ def test_outputs_that_are_changed_in_place_do_not_stand_for_inputs():
     assert count == 0
 
 
+def test_what_changes_its_input_in_place_is_not_computed_again_from_it():
+    class Jittered(nn.Module):  # as the routers of MiniMax and PhiMoE: hidden_states *= noise
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
+
+        def forward(self, x):
+            x *= torch.empty_like(x).uniform_(0.9, 1.1)
+            return self.down(F.gelu(self.up(x)))
+
+    class Blocks(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.start, self.head = nn.Linear(16, 64), nn.Linear(64, 10)
+            self.layers = nn.ModuleList(Jittered() for _ in range(3))
+
+        def forward(self, x, labels):
+            x = self.start(x)
+            for layer in self.layers:
+                x = x + layer(1 * x)
+            return {"loss": F.cross_entropy(self.head(x).flatten(0, -2), labels.flatten())}
+
+    counts = [
+        planned_by(Blocks(), batch(32), lambda o, exact=exact: o.method == "recompute" and (o.bits is None) == exact)[1]
+        for exact in (True, False)
+    ]
+    assert counts == [0, 3]
+
+
 @pytest.mark.deep
 def test_a_table_at_random_has_no_bias():
     model, inputs = Net(), batch(32)
