@@ -98,11 +98,12 @@ class FewbitPartitioner(_CustomPartitioner):
         copy_mutated(gm.graph, mutated)
         as_it_is = fx_graph_cse(gm.graph)
         defer(gm.graph, self.rounds)
-        scale_back(gm.graph, results, statistics_of(gm.graph), self.is_rounded, is_saved_itself)
+        restored = scale_back(gm.graph, results, statistics_of(gm.graph), self.is_rounded, is_saved_itself)
         placeholders = gm.graph.find_nodes(op="placeholder")
         held = [placeholders[i] for i in kwargs["static_lifetime_input_indices"]]
         weights = {node.name for node in weights_among(gm.graph, held, results)}
         roles = self.roles(gm.graph, weights, mutated)
+        roles |= {node: Role.OTHER for node in restored if roles.get(node) in ROUNDED}
         pin(gm.graph, roles)
         nbytes = 0
         for less in range(8):

@@ -480,6 +480,9 @@ OF_DEVIATIONS = {
     "batch normalization": lambda h: F.batch_norm(h * APART, None, None, training=True),
     "heads, by their root mean square": lambda h: F.rms_norm((h * APART).view(-1, 2, 64), (64,)),
     "short heads, divided": lambda h: (u := (h * APART).view(-1, 8, 16)) / (u.square().mean(-1, keepdim=True)).sqrt(),
+    "heads, turned by their places": lambda h: (
+        0.8 * (q := F.rms_norm((h * APART).view(-1, 8, 16), (16,))) + 0.6 * torch.cat((-q[..., 8:], q[..., :8]), -1)
+    ),
     "heads of length 1": lambda h: 8 * F.normalize((h * APART).view(-1, 2, 64), dim=-1),
 }
 
