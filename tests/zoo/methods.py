@@ -11,6 +11,7 @@ import torch
 from fewbit.quantizers import PerGroup
 from torch import Tensor, nn
 
+Prepare = Callable[[nn.Module, Mapping[str, Any], Callable[[Any], Tensor]], nn.Module]
 OTHER_SUMS = "_zoo_other_sums"  # attribute of a model whose outputs are exact's up to the order of sums
 
 
@@ -37,7 +38,7 @@ class Method:
     steps: int = 0
     same_as: str = ""
     asks_for: str = ""
-    prepare: Callable[[nn.Module, Mapping[str, Any], Callable[[Any], Tensor]], nn.Module] | None = None
+    prepare: Prepare | None = None
     exact_forward: bool = True
 
 
@@ -90,6 +91,21 @@ def planned(model: nn.Module, inputs: Mapping[str, Any], loss: Callable[[Any], T
     return model
 
 
+def divided(bits: int | str) -> Prepare:
+    """Return the way of the graphs that `torch.compile(backend="fewbit")` hands to Inductor, op by op: in seconds."""
+
+    def prepare(model: nn.Module, inputs: Mapping[str, Any], loss: Callable[[Any], Tensor]) -> nn.Module:
+        from compiled import op_by_op
+        from fewbit.runtime.compile.options import CompileOptions
+        from fewbit.runtime.compile.partitioner import FewbitPartitioner
+
+        torch.compiler.reset()
+        partitioner = FewbitPartitioner(CompileOptions.of({"bits": bits}))
+        return torch.compile(model, backend=op_by_op(partitioner))  # pyright: ignore[reportReturnType]
+
+    return prepare
+
+
 def compiled(model: nn.Module, inputs: Mapping[str, Any], loss: Callable[[Any], Tensor]) -> nn.Module:
     torch.compiler.reset()
     return torch.compile(model, backend="fewbit")  # pyright: ignore[reportReturnType]
@@ -102,5 +118,7 @@ WIDE_METHODS: Mapping[str, Method] = MappingProxyType(
         "checkpoint": Method(prepare=checkpointed),
         "plan": Method(prepare=planned),
         "compile": Method(prepare=compiled, exact_forward=False),
+        "divided": Method(prepare=divided("auto"), exact_forward=False),
+        "divided 4": Method(prepare=divided(4), exact_forward=False),
     }
 )

@@ -13,7 +13,9 @@ from .methods import METHODS, WIDE_METHODS
 from .models import Case, outputs_of
 
 # Errors of the gradient, of all methods that save tensors in 4 bits without measuring which need more.
-LARGEST_ERRORS = dict.fromkeys(("L2", "glu=parts + L2", "hooks", "L2 + hooks", "checkpoint", "compile"), 0.25)
+LARGEST_ERRORS = dict.fromkeys(
+    ("L2", "glu=parts + L2", "hooks", "L2 + hooks", "checkpoint", "compile", "divided", "divided 4"), 0.25
+)
 
 
 @dataclass(frozen=True)
