@@ -29,6 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._inductor import inductor_prims
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..layers.loss_over_chunks import chunked_loss
@@ -281,6 +282,8 @@ def _is_huge_constant(node: fx.Node) -> bool:
     if node.op != "get_attr":
         return False
     constant = getattr(node.graph.owning_module, str(node.target), None)
+    if isinstance(constant, FakeTensor):
+        return False
     with _disable_current_modes():  # the compiler's, in which tensors have no values
         return isinstance(constant, Tensor) and bool((constant.float().abs() >= HUGE).any())
 
