@@ -8,7 +8,7 @@ from ..intervals import Interval, holm, interval
 from .pages import Source
 from .text import gap, plain, short, shorter, signed, unsigned
 from .training import Row, gaps, mean, of
-from .variants import losses_less_exact, of_each_seed, seeded
+from .variants import IN_FEW_BITS, losses_less_exact, of_each_seed, seeded
 
 File = Mapping[str, Any]
 
@@ -163,7 +163,6 @@ def _two_bits(file: File) -> Iterator[str]:
 
 
 _MODELS = ("llama", "gpt2")
-_IN_FEW_BITS = ("auto", "4 bits", "3 bits", "2 bits")
 
 
 def _less_exact(file: File, way: str, loss: str) -> Interval:
@@ -171,11 +170,11 @@ def _less_exact(file: File, way: str, loss: str) -> Interval:
 
 
 def _ten_million(file: File) -> Iterator[str]:
-    found = [_less_exact(file, way, "validation_loss") for way in _IN_FEW_BITS]
+    found = [_less_exact(file, way, "validation_loss") for way in IN_FEW_BITS]
     texts = [f"{signed(less.mean, 3)} ± {plain(less.half, 3)}" for less in found]
     yield f"is {texts[0]} by default"
     yield f"{texts[2]} at 3 and {texts[3]} at 2"
-    training = [signed(_less_exact(file, way, "final_loss").mean, 3) for way in _IN_FEW_BITS]
+    training = [signed(_less_exact(file, way, "final_loss").mean, 3) for way in IN_FEW_BITS]
     yield "training loss {}, {}, {} and {}".format(*training)
 
 

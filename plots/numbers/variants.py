@@ -166,7 +166,7 @@ def _elsewhere(file: File) -> Iterator[str]:
     yield "({} at L2, {} at L3)".format(*(gap(less, 4) for less in turned))
 
 
-_ALL_IN_FEW_BITS = ("auto", "4 bits", "3 bits", "2 bits")
+IN_FEW_BITS = ("auto", "4 bits", "3 bits", "2 bits")
 
 
 def _ten_million(file: File) -> Iterator[str]:
@@ -185,7 +185,7 @@ def _ten_million(file: File) -> Iterator[str]:
         yield row({"auto": "default", "L2": "layers at L2"}.get(way, way), *cells)
     few = {case: less for case, less in found.items() if case[0] != "exact, nudged"}
     above = {case for case, less in few.items() if less.counts}
-    assert above == {("3 bits", "validation_loss"), *((way, "final_loss") for way in _ALL_IN_FEW_BITS)}
+    assert above == {("3 bits", "validation_loss"), *((way, "final_loss") for way in IN_FEW_BITS)}
     after = [case for case, counts in zip(few, holm([*few.values()]), strict=True) if counts]
     assert after == [("2 bits", "final_loss")], after
     three, two = (short(found[way, "final_loss"].mean, 3) for way in ("3 bits", "2 bits"))

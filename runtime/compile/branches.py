@@ -16,6 +16,7 @@ from torch._guards import detect_fake_mode
 
 from .factors import is_constant
 from .nodes import SAME, is_floating, is_pointwise, packet, value_of
+from .ranges import ANY, Range
 
 aten = torch.ops.aten
 
@@ -30,7 +31,7 @@ def bound_branches(graph: fx.Graph) -> bool:
 
     No value of the graph that is read changes, but 0 · ∞ where a gradient is 0. Returns whether the graph was changed.
     """
-    bounds: dict[fx.Node, dict[fx.Node, tuple[float, float]]] = {}
+    bounds: dict[fx.Node, dict[fx.Node, Range]] = {}
     changed = False
     for node in reversed(graph.nodes):
         if not (is_pointwise(node) or packet(node) in SAME) or not node.users:
@@ -46,7 +47,8 @@ def bound_branches(graph: fx.Graph) -> bool:
             continue
         most = max(factor * bound for bound in bounds[node][root])
         if most != torch.inf:
-            fake, x = detect_fake_mode([value_of(argument)]), value_of(argument)
+            x = value_of(argument)
+            fake = detect_fake_mode([x])
             with graph.inserting_before(node):
                 bounded = graph.call_function(aten.clamp_max.default, (argument, most + abs(most) * _SLACK))
             assert fake is not None
@@ -57,9 +59,7 @@ def bound_branches(graph: fx.Graph) -> bool:
     return changed
 
 
-def _bounds_in(
-    user: fx.Node, node: fx.Node, known: Mapping[fx.Node, Mapping[fx.Node, tuple[float, float]]]
-) -> dict[fx.Node, tuple[float, float]]:
+def _bounds_in(user: fx.Node, node: fx.Node, known: Mapping[fx.Node, Mapping[fx.Node, Range]]) -> dict[fx.Node, Range]:
     """Return between what values lie where `user`, or all that reads it, reads `node`."""
     found = dict(known.get(user, {}))
     chosen, place = user, [i for i, a in enumerate(user.args) if a is node]
@@ -74,7 +74,7 @@ def _bounds_in(
         return found
     root, factor = _multiple_of(compared)
     is_at_most = (place[0] == _BRANCHES[packet(test)][0]) == (factor > 0)
-    bound, (lo, hi) = number / factor, found.get(root, (-torch.inf, torch.inf))
+    bound, (lo, hi) = number / factor, found.get(root, ANY)
     found[root] = (lo, min(hi, bound)) if is_at_most else (max(lo, bound), hi)
     return found
 

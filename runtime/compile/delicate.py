@@ -45,7 +45,7 @@ _JOINT = (aten.atan2, aten.hypot)  # have a pole where both arguments are 0
 _GROWING = {aten.reciprocal, aten.rsqrt, aten.div, aten.pow, aten.tan, aten.lgamma, aten.digamma, aten.polygamma}
 _TAMING = {aten.log, aten.log2, aten.log10, aten.log1p, aten.asinh}
 _EXPONENTIALS = {aten.exp, aten.exp2, aten.expm1, aten.sinh, aten.cosh}
-_SCALING = {aten.mul, aten.div, aten.sub, aten.add, aten.neg, aten.clone, prims.convert_element_type, aten._to_copy}
+SCALING = {aten.mul, aten.div, aten.sub, aten.add, aten.neg, aten.clone, prims.convert_element_type, aten._to_copy}
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class Delicate:
             return any(self._grows(i, node) for i in node.all_input_nodes)
         if name is aten.div:
             return node.args[0] in self.steep and not isinstance(node.args[1], fx.Node)
-        passes = name in _SCALING or name in (aten.pow, aten.cat) or is_view(node)
+        passes = name in SCALING or name in (aten.pow, aten.cat) or is_view(node)
         return passes and any(i in self.steep for i in node.all_input_nodes)
 
     def is_exponent(self, node: fx.Node, user: fx.Node) -> bool:
@@ -171,7 +171,7 @@ def is_tamed(value: fx.Node, exponential: fx.Node) -> bool:
         packet(u) is aten.log1p
         or _is_one_more(u)
         or (packet(u) is aten.div and _is_one_more(u.args[1], exponential))
-        or (packet(u) in _SCALING and is_tamed(u, exponential))
+        or (packet(u) in SCALING and is_tamed(u, exponential))
         for u in users
     )
 

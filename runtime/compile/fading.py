@@ -29,7 +29,7 @@ from torch._inductor import inductor_prims
 
 from ..quantizers.per_group import LEAST_ROW
 from .codes import hint, memory_order
-from .delicate import Delicate, is_each, operands_of
+from .delicate import SCALING, Delicate, is_each, operands_of
 from .nodes import is_pointwise, is_view, packet, packet_of, tensor_of
 from .ranges import ANY
 
@@ -44,9 +44,8 @@ _MOVING = {prims.rev, aten.cat, aten.roll, aten.index, aten._unsafe_index, aten.
 _MOVING |= {aten.slice_scatter, aten.select_scatter, aten.scatter, aten.scatter_add, aten.index_put, aten.repeat}
 _MOVING |= {aten.constant_pad_nd, aten.clone, aten.topk, aten.upsample_nearest2d, operator.getitem}
 _SUMS = {aten.sum, aten.mean, aten.cumsum}
-# Curves that turn near 0, and operators that keep what a curve's argument is.
+# Curves that turn near 0.
 _CURVES = {aten.tanh, aten.sigmoid, aten.erf, aten.atan, aten.asinh, aten.exp, aten.softplus}
-_SCALING = {aten.mul, aten.div, aten.add, aten.sub, aten.neg, aten.clone, prims.convert_element_type, aten._to_copy}
 _MIXING = {aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.convolution, aten.convolution_backward}
 
 
@@ -122,7 +121,7 @@ def crossing(graph: fx.Graph, facts: Delicate, varying: set[fx.Node]) -> set[fx.
             origins = [operands_of(i) & varying for i in factors]
             if len(factors) == 2 and not origins[0] & origins[1] and not growing.issuperset(factors):
                 products.add(node)
-        if (is_view(node) or packet(node) in _SCALING) and any(i in products for i in node.all_input_nodes):
+        if (is_view(node) or packet(node) in SCALING) and any(i in products for i in node.all_input_nodes):
             products.add(node)
     return found
 

@@ -279,13 +279,11 @@ def _masked(graph: fx.Graph, floating: set[fx.Node]) -> set[fx.Node]:
 
 def _is_huge_constant(node: fx.Node) -> bool:
     """Return whether the value is one that code makes of such numbers, as `torch.tensor(-1e9)`."""
-    if node.op != "get_attr":
-        return False
-    constant = getattr(node.graph.owning_module, str(node.target), None)
-    if isinstance(constant, FakeTensor):
+    constant = getattr(node.graph.owning_module, str(node.target), None) if node.op == "get_attr" else None
+    if not isinstance(constant, Tensor) or isinstance(constant, FakeTensor):
         return False
     with _disable_current_modes():  # the compiler's, in which tensors have no values
-        return isinstance(constant, Tensor) and bool((constant.float().abs() >= HUGE).any())
+        return bool((constant.float().abs() >= HUGE).any())
 
 
 def _is_nan_to_num(node: fx.Node) -> bool:

@@ -314,8 +314,8 @@ class _Recorder(Policy):
         self.lives: list[_Life] = []
         self.calls: dict[str, list[Span]] = {}
         self.saves: list[int] = []
-        self._open: dict[str, list[int]] = {}
-        self._given: dict[str, list[tuple[weakref.ref[Tensor], int]]] = {}  # to the call that runs, and its version
+        # Of each call that runs: its moment, and what it was given, with the versions of these tensors.
+        self._open: dict[str, list[tuple[int, list[tuple[weakref.ref[Tensor], int]]]]] = {}
         self._writing: set[str] = set()
         self._kept: dict[tuple[int, bool], set[str]] = {}  # modules, by number of the storage and whether in bits
         self._inputs: dict[str, dict[int, tuple[tuple[int, ...], torch.dtype, bool]]] = {}  # by number of the storage
@@ -387,8 +387,8 @@ class _Recorder(Policy):
         self._attention = None
 
     def enter(self, module: str, given: list[Tensor]) -> None:
-        self._open.setdefault(module, []).append(self.now)
-        self._given[module] = [(weakref.ref(x), x._version) for x in given if not x.is_inference()]
+        versions = [(weakref.ref(x), x._version) for x in given if not x.is_inference()]
+        self._open.setdefault(module, []).append((self.now, versions))
         inputs = self._inputs.setdefault(module, {})
         for x in given:
             number = self.number_of(x)
@@ -399,9 +399,10 @@ class _Recorder(Policy):
         if isinstance(returned, Tensor) and (number := self.number_of(returned)) is not None:
             self._outputs[module] = number
             self._versions[number] = returned._version
-        if any((x := given()) is not None and x._version != version for given, version in self._given[module]):
+        start, versions = self._open[module].pop()
+        if any((x := given()) is not None and x._version != version for given, version in versions):
             self._writing.add(module)
-        self.calls.setdefault(module, []).append(Span(self._open[module].pop(), self.now))
+        self.calls.setdefault(module, []).append(Span(start, self.now))
 
     def trace(self, backward: int, gradients: set[int]) -> Trace:
         """Return what was recorded."""
