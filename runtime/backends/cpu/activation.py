@@ -20,11 +20,14 @@ from .threads import Kernel, one_thread, run
 # From here on a table of all 16-bit numbers pays off: torch computes it in the time of some 100,000 elements.
 _LEAST_LOOKED_UP = 1 << 18
 _LESS_THAN_A_VECTOR = 63  # torch's step is two AVX-512 registers, 64 elements
+_SUBNORMAL = 5e-324  # which this thread takes for 0 under torch.set_flush_denormal(True)
 
 
 def activation(x: Tensor, function: str, parameters: Sequence[float], table: str) -> tuple[Tensor, Tensor]:
     """Return f(x), by torch's own function with torch's strides, and its packed codes in that memory order."""
-    if x.dtype.itemsize == 2 and x.numel() >= _LEAST_LOOKED_UP and x.is_contiguous():
+    # What is looked up lasts: under `set_flush_denormal` torch computes another f(x) for subnormal bfloat16.
+    lasts = _SUBNORMAL != 0.0
+    if x.dtype.itemsize == 2 and x.numel() >= _LEAST_LOOKED_UP and x.is_contiguous() and lasts:
         entries = _entries(function, key_of(parameters), table, x.dtype, torch._C._get_mkldnn_enabled())
         if entries is not None:
             bits = prepare(table, x.dtype, x.device).bits

@@ -99,6 +99,17 @@ class TestLargeTensorsOfHalves:
             y, _ = cpu.activation(x, "leaky_relu", [slope], key_of(table_of_bits(3)))
             assert torch.equal(y.signbit(), torch.nn.functional.leaky_relu(x, slope).signbit())
 
+    def test_are_torch_s_while_subnormal_numbers_are_flushed_and_after(self, dtype, x):
+        for flushes in (True, False):
+            torch.set_flush_denormal(flushes)
+            try:
+                y, _ = cpu.activation(x, "hardswish", [], key_of(table_of_bits(2)))
+                expected = torch.nn.functional.hardswish(x)
+            finally:
+                torch.set_flush_denormal(False)
+            same = (y.view(torch.int16) == expected.view(torch.int16)) | y.isnan()
+            assert same.all()
+
     def test_of_a_callable_are_what_it_returns_now(self, dtype, x):
         factor = 2.0
         ours = custom(lambda x: x * factor)
