@@ -66,7 +66,7 @@ class FollowingTable:
     def __init__(self, activation: str, table: Table) -> None:
         self.activation, self.bits, self.kind = activation, table.bits, table.kind
         self._keys: dict[int, str] = {}  # of the tables used last, by their version
-        self.version = 0
+        self.version = self._ticket = 0
         self.is_counting = False
         self.use(table)
         self.stop()
@@ -100,7 +100,8 @@ class FollowingTable:
         if self.is_counting:
             from ..tensors.input_histogram import bins_of
 
-            ticket = 1 + len(self._bins)
+            # Of a number that no other forward pass has: passes of a pipeline end in another order than they begin.
+            ticket = self._ticket = self._ticket + 1
             self._bins[ticket] = bins_of(x)
         return self._keys[self.version], torch.tensor([self.version, ticket], device="cpu")
 

@@ -348,6 +348,20 @@ def test_an_adaptation_of_ones_own():
     assert adaptation_of(act) is None
 
 
+def test_passes_that_end_in_another_order_count_their_own_inputs():
+    """As a pipeline's do: after the first had ended, a third one was counted in place of the second."""
+    act = fewbit.GELU(bits=2)
+    act.following = FollowingTable("gelu", act.table)
+    act.following.count()
+    xs = [torch.full((4,), value, requires_grad=True) for value in (0.5, 1.0, 2.0)]
+    first, second = act(xs[0]), act(xs[1])
+    first.sum().backward()
+    third = act(xs[2])
+    for y in (second, third):
+        y.sum().backward()
+    assert act.following.counts[act.following.counts > 0].tolist() == [4.0, 4.0, 4.0]
+
+
 @pytest.fixture(scope="module")
 def said(tmp_path_factory):
     """What two processes that train together say, replicated and sharded."""
