@@ -7,6 +7,7 @@ torch is used, with one warning.
 import threading
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import import_module
@@ -60,18 +61,29 @@ def load(source: str, names: Sequence[str], device: int) -> "list[Loaded]":
 
     Raises:
         FewbitError: a CUDA graph is being captured, or the source cannot be compiled.
+        RuntimeError: the driver does not load it.
     """
     check_no_capture(f"the kernel {names[0]!r}")
     properties = torch.cuda.get_device_properties(device)
     kind, code = machine_code(source, f"sm_{properties.major}{properties.minor}")
-    with torch.cuda.device(device):
-        _set_context(device)
+
+    def load_now() -> list[Loaded]:
         library = getattr(core().ObjectCode, f"from_{kind}")(code)
         found = [library.get_kernel(name) for name in names]
         return [
             Loaded(name, device, _most_blocks(kernel, properties.multi_processor_count), kernel)
             for name, kernel in zip(names, found, strict=True)
         ]
+
+    with torch.cuda.device(device):
+        _set_context(device)
+        try:
+            with suppress(Exception):  # each release of cuda-core has its own class
+                return load_now()
+            torch.cuda.empty_cache()  # in a large step all memory may be torch's, most of it free for torch alone
+            return load_now()
+        except Exception as error:
+            raise RuntimeError(f"fewbit's CUDA kernel {names[0]!r} was not loaded: {error}") from error
 
 
 def loaded(source: str, name: str, device: int) -> "Loaded":

@@ -70,6 +70,22 @@ class TestLaunch:
         assert launching.available(0)
 
 
+def test_code_is_loaded_where_torch_s_cache_holds_the_memory(core, monkeypatch):
+    """As at a first step's peak; what fails for good is told in one line."""
+    free, load = [], core.ObjectCode.from_cubin
+
+    def takes_memory(code):
+        if not free:
+            raise OSError("CUDA_ERROR_OUT_OF_MEMORY")
+        return load(code)
+
+    core.ObjectCode.from_cubin = takes_memory
+    with pytest.raises(RuntimeError, match="kernel 'encode' was not loaded: CUDA_ERROR_OUT_OF_MEMORY$"):
+        launching.loaded("source", "encode", 0)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: free.append(True))
+    assert launching.loaded("source", "encode", 0).kernel == ("source", "encode")
+
+
 def no_compiler(*_):
     raise FewbitError("no CUDA compiler")
 
@@ -83,7 +99,11 @@ def wrong_driver(*_):
     [
         ("has_compiler", lambda: False, "cuda-core is not installed; pip install 'cuda-core[cu13]'"),
         ("machine_code", no_compiler, "no CUDA compiler"),
-        ("driver.load", wrong_driver, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION: the driver is older"),
+        (
+            "driver.load",
+            wrong_driver,
+            "fewbit's CUDA kernel 'trial' was not loaded: CUDA_ERROR_UNSUPPORTED_PTX_VERSION: the driver is older",
+        ),
         (
             "driver.launch",
             wrong_driver,
