@@ -98,15 +98,20 @@ def sampled_threshold(sample: Tensor, ratio: float) -> int:
     """Return the magnitude above which outliers begin, from a `sample` of all; 2^31 − 1 to have none."""
     if not ratio or not sample.numel():
         return _MAGNITUDE
-    k = max(1, count_of(sample.numel(), ratio))
-    return int(sample.kthvalue(sample.numel() - k + 1).values)
+    return int(_kth_largest(sample, max(1, count_of(sample.numel(), ratio))))
+
+
+def _kth_largest(keys: Tensor, k: int) -> Tensor:
+    if torch.are_deterministic_algorithms_enabled():  # GPUs then refuse to select, for the sake of indices
+        return keys.sort().values[keys.numel() - k]
+    return keys.kthvalue(keys.numel() - k + 1).values  # selection, not sorting
 
 
 def _largest_of(keys: Tensor, k: int) -> Tensor:
     """Return a mask of the `k` largest, among equals the first: bool (n,)."""
     if k == 0:
         return torch.zeros_like(keys, dtype=torch.bool)
-    threshold = keys.kthvalue(keys.numel() - k + 1).values  # selection, not sorting
+    threshold = _kth_largest(keys, k)
     above, equal = keys > threshold, keys == threshold
     return above | (equal & (equal.cumsum(0) <= k - above.sum()))
 

@@ -151,6 +151,22 @@ class TestKernelsGiveTheReferencesBits:
             assert torch.equal(ours.packed.cpu(), Outlier(3, 0.05).compress(whole[1:].cpu()).packed)
 
 
+@pytest.mark.parametrize("every", [1, 3])
+def test_plain_torch_serves_while_algorithms_are_deterministic(monkeypatch, every):
+    """GPUs then refuse kthvalue, whose indices are not: the value is all that is needed."""
+    x = torch.randn(2000, generator=generator()).round(decimals=1)
+    quantizer = Outlier(3, 0.05, sample_every=every)
+    with reference():
+        expected = quantizer.compress(x)
+        monkeypatch.setattr(torch.Tensor, "kthvalue", lambda *_: pytest.fail("not deterministic on a GPU"))
+        torch.use_deterministic_algorithms(True)
+        try:
+            found = quantizer.compress(x)
+        finally:
+            torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(getattr(found, part), getattr(expected, part)) for part in OUTLIER_PARTS)
+
+
 def test_images_with_quiet_edges_do_not_mislead_the_sample(monkeypatch):
     """Their width is a power of two: a sample of every 2^k-th element would see one column alone."""
     x = torch.randn(8, 16, 32, 32, generator=generator())
