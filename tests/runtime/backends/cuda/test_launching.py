@@ -80,7 +80,7 @@ def test_code_is_loaded_where_torch_s_cache_holds_the_memory(core, monkeypatch):
         return load(code)
 
     core.ObjectCode.from_cubin = takes_memory
-    with pytest.raises(RuntimeError, match="kernel 'encode' was not loaded: CUDA_ERROR_OUT_OF_MEMORY$"):
+    with pytest.raises(RuntimeError, match=r"kernel 'encode' was not loaded: CUDA_ERROR_OUT_OF_MEMORY$"):
         launching.loaded("source", "encode", 0)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: free.append(True))
     assert launching.loaded("source", "encode", 0).kernel == ("source", "encode")
