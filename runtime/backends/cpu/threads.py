@@ -10,8 +10,8 @@ others waiting.
 
 import ctypes
 import os
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -61,9 +61,22 @@ def run_job(kernel: Kernel, job: Any) -> None:
         return
     pool = _pool(os.getpid(), threads - 1)
     others = [pool.submit(kernel.call, job) for _ in range(threads - 1)]
-    kernel.call(job)
-    # A call that has not begun has nothing left to do; one that has begun writes into the caller's memory: wait for it.
-    wait([other for other in others if not other.cancel()])
+    try:
+        kernel.call(job)
+    finally:
+        _await(others)
+
+
+def _await(calls: Sequence["Future[None]"]) -> None:
+    """Wait for calls that have begun, through an interrupt too: they write into the memory that the caller then frees.
+
+    One that has not begun has nothing left to do.
+    """
+    try:
+        wait([call for call in calls if not call.cancel()])
+    except BaseException:
+        _await(calls)
+        raise
 
 
 def parts_of(blocks: int) -> int:

@@ -1,5 +1,6 @@
 """Whoever the threads are, each part of a job is done once, and the caller waits for the last."""
 
+import concurrent.futures
 import ctypes
 import threading
 import time
@@ -76,6 +77,34 @@ class TestRun:
         recorders = [Recorder() for _ in range(4)]
         in_threads(lambda recorder: team.run(recorder.kernel, 1000), recorders)
         assert all(sorted(r.done) == list(range(1000)) for r in recorders)
+
+
+@pytest.mark.parametrize("when", ["at work", "waiting"])
+def test_an_interrupt_waits_for_the_others_which_write_into_the_caller_s_memory(monkeypatch, threads, when):
+    monkeypatch.setattr(team, "_openmp", lambda: None)
+    threads(2)
+    recorder, begun, caller = Recorder(at_work=0.01), threading.Event(), threading.get_ident()
+
+    def call(job):
+        if threading.get_ident() == caller:
+            begun.wait()
+            if when == "at work":
+                raise KeyboardInterrupt
+            return
+        begun.set()
+        recorder.kernel.call(job)
+
+    interrupts = [KeyboardInterrupt] if when == "waiting" else []
+
+    def wait(calls):
+        if interrupts:
+            raise interrupts.pop()
+        return concurrent.futures.wait(calls)
+
+    monkeypatch.setattr(team, "wait", wait)
+    with pytest.raises(KeyboardInterrupt):
+        team.run(team.Kernel(0, call, None), 1000)
+    assert sorted(recorder.done) == list(range(1000))
 
 
 @pytest.mark.usefixtures("workers")
