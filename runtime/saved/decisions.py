@@ -51,6 +51,7 @@ from .rules import (
     sampling,
     scattered,
 )
+from .writes import may_write
 
 # ---- the rule of each operator ---------------------------------------------------------------------------------------
 #
@@ -255,7 +256,7 @@ class Deciding(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in _SMOOTH or getattr(func, "__name__", "") == "__get__":
+        if getattr(func, "__name__", "") == "__get__" or (func in _SMOOTH and not may_write(func, args, kwargs)):
             return func(*args, **kwargs)
         if sys._getframe(1).f_globals.get("__name__", "").startswith(_OURS):
             return func(*args, **kwargs)

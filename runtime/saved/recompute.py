@@ -7,12 +7,13 @@ It is the algorithm of `torch.utils.checkpoint` (use_reentrant=False) and keeps 
 of backward passes, random numbers, autocast, and an early end as soon as all that was saved is there. It differs in
 what it holds, codes and decisions (decisions.py), and in that an operation may replace what it saved of its input,
 which torch's hooks do not allow. The second call finds its arguments as the first found them: lists, dictionaries and
-plain objects are copies, so that the caller's own change once.
+plain objects are copies, so that the caller's own change once, and so are tensors that the call changes in place, where
+torch's own raises an error: the routers of MiniMax multiply their input by noise.
 """
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -30,6 +31,7 @@ from ..layers.batch_norm import FEWEST
 from ..layers.saver import ExactSaver, Saver
 from .decisions import Deciding
 from .inputs import Inputs, Shared, has_storage, restored
+from .writes import Watching
 
 
 @dataclass(eq=False)
@@ -121,7 +123,8 @@ class _Frame:
         self.is_complete = False
         self._task: int | None = None  # the backward pass for which it was computed again last
         self._state = _State.now(inputs.tensors)
-        self._held = hold(inputs.tensors)
+        self._tensors, self._held = inputs.tensors, hold(inputs.tensors)
+        self._copies: dict[int, Tensor] = {}  # of inputs that the call changes, as it found them, by place
         self._lent = inputs.lent
         lent = [one.tensor for one in inputs.lent]
         self.exact = frozenset(t.untyped_storage()._cdata for t in (*inputs.exact, *lent) if has_storage(t))
@@ -131,11 +134,15 @@ class _Frame:
     def call(self, *args: Any, **keywords: Any) -> Any:
         """Return the result of the first call."""
         before = [one.tensor._version for one in self._lent]
-        mode = Deciding(self.decisions, self.exact, before_write=self._before_write) if self.decides else nullcontext()
+        write = self._before_write
+        mode = Deciding(self.decisions, self.exact, before_write=write) if self.decides else Watching(write)
         with saved_tensors_hooks(self._pack, self._unpack), mode:
             result = self.function(*args, **keywords)
         for one, version in zip(self._lent, before, strict=True):
             one.was_changed = one.was_changed or one.tensor._version != version
+        if self._copies:
+            self._held = hold([self._copies.get(place, x) for place, x in enumerate(self._tensors)])
+        self._tensors = ()  # autograd holds them
         self.is_complete = True
         return result
 
@@ -143,10 +150,14 @@ class _Frame:
         """Keep a copy of an argument that the call is about to change."""
         if not has_storage(written):
             return
+        memory = written.untyped_storage()._cdata
         for one in self._lent:
-            same = has_storage(one.tensor) and one.tensor.untyped_storage()._cdata == written.untyped_storage()._cdata
+            same = has_storage(one.tensor) and one.tensor.untyped_storage()._cdata == memory
             if same and not one.was_changed:
                 one.tensor, one.was_changed = one.tensor.clone(), True
+        for place, x in enumerate(self._tensors):
+            if place not in self._copies and has_storage(x) and x.untyped_storage()._cdata == memory:
+                self._copies[place] = x.detach().clone().requires_grad_(x.requires_grad)
 
     def _pack(self, x: Tensor) -> _Holder:
         holder = _Holder()
@@ -160,7 +171,8 @@ class _Frame:
             again = _Again(self)
             deciding = Deciding(self.decisions, self.exact, again) if self.decides else _FillingFirst(again)
             with self._state.again(), _same_statistics(self.block), torch.enable_grad():
-                args, keywords = restored(self.form, self._held(), {})
+                held = [x.clone() if place in self._copies else x for place, x in enumerate(self._held())]
+                args, keywords = restored(self.form, held, {})
                 with saved_tensors_hooks(again.pack, lambda x: x), deciding, suppress(_Stop):
                     self.function(*args, **keywords)
             again.check()

@@ -124,8 +124,7 @@ def written_by(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> I
     for index, argument in enumerate(func._schema.arguments):
         if argument.is_write:
             given = args[index] if index < len(args) else kwargs.get(argument.name)
-            if isinstance(given, Tensor):
-                yield given
+            yield from (x for x in (given if isinstance(given, list | tuple) else (given,)) if isinstance(x, Tensor))
 
 
 def is_batch(x: Tensor) -> bool:

@@ -226,6 +226,13 @@ def in_place(block: Block, x: Tensor) -> Tensor:
     return block.two(block.one(x).mul_(2).sin_())
 
 
+def changing_its_input(block: Block, x: Tensor) -> Tensor:
+    F.silu(x, inplace=True)  # a function that decides nothing, and is called directly otherwise
+    torch._foreach_mul_([x], 2.0)
+    x[0] += 1
+    return block.two(block.one(x).sin())
+
+
 def partial_outputs(net: Net, x: Tensor) -> list[Tensor]:
     out = net(x)
     return [out.y, *gradients(net, out.parts["parts"][0])]
@@ -250,6 +257,7 @@ CASES: dict[str, tuple[Any, Any, tuple[str, ...]]] = {  # of a block and a step;
     "strides": (transposed, of_a_transpose, ()),
     "wide gaps": (mlp, of_the_first_tokens, ()),
     "in place": (in_place, once, ()),
+    "in place on its input": (changing_its_input, several_passes, ("torch", "plan")),  # torch raises an error
 }
 
 
