@@ -88,8 +88,8 @@ def dequantize_buffers(
         if not serves(buffer) or dtype not in KINDS:
             xs += reference.dequantize_buffers([buffer], key, [offset], [b], [D], group_size, dtype)
             continue
+        N = buffer.shape[:-1].numel()  # of rows, which may have no elements
         x, buffer = torch.empty((*buffer.shape[:-1], D), dtype=dtype, device=buffer.device), aligned(buffer)
-        N = x.numel() // D
         scale = buffer.data_ptr()
         place = (scale + 2 * N * groups_of(D, group_size), scale, x.data_ptr())
         _dequantize(x, place, (N, D, group_size), b, reference.TURNS, _seed_after(key, offset, x))

@@ -210,6 +210,13 @@ def test_slopes_of_0_and_minus_0_are_two_kernels(driver):
     assert len(set(kernels)) == len(kernels) == 6
 
 
+def test_rows_without_elements_come_back_so(driver):
+    """As on the CPU; their number was a quotient by 0."""
+    buffer = torch.empty(3, 0, dtype=torch.uint8)
+    (x,) = rotated.dequantize_buffers([buffer], seed()[None], [0], [2], [0], 128, torch.float32)
+    assert x.shape == (3, 0)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_what_autocast_widens_on_cuda_is_torchs_own(driver, monkeypatch, dtype):
     """Softplus of 16 bits is float32 there; the kernel's result had 16 bits."""
