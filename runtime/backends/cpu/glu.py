@@ -19,7 +19,7 @@ from ...tensors.levels import prepare
 from ...tensors.traits import KINDS, as_kind, largest
 from ..forwards import forward_of
 from ..reference import glu as reference
-from ..reference.glu import Parts, nothing, product_over
+from ..reference.glu import Parts, joined, nothing, product_over
 from . import activation as tables
 from . import per_group
 from .numba_tools import BLOCK, GROUP, as_float, build, read, read_codes, take, vector, write
@@ -46,7 +46,7 @@ def forward(
     up_copy = copy(up, up_bits, seeds[0])
     second_copy = copy(gate if derived else activated, second_bits, seeds[1])
     h = product_over(activated, up, function)
-    return h, codes, up_copy[0], second_copy[0], torch.cat([up_copy[1], second_copy[1]])
+    return h, codes, up_copy[0], second_copy[0], joined(up_copy[1], second_copy[1])
 
 
 def copy(x: Tensor, bits: int, seed: int, group_size: int = GROUP_SIZE) -> tuple[Tensor, Tensor]:
@@ -55,7 +55,7 @@ def copy(x: Tensor, bits: int, seed: int, group_size: int = GROUP_SIZE) -> tuple
         return reference.copy(x, bits, seed, group_size)
     rows = as_kind(x.contiguous().view(1, -1), keep_positive=False)
     packed, minimum, range_ = per_group.quantize(rows, bits, group_size, seed)
-    return packed.view(-1), torch.cat([minimum, range_])
+    return packed.view(-1), joined(minimum, range_)
 
 
 def values(packed: Tensor, groups: Tensor, bits: int, n: int, group_size: int = GROUP_SIZE) -> Tensor:

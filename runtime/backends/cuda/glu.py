@@ -18,7 +18,7 @@ from ...tensors.spec import with_stride
 from ...tensors.traits import KINDS, as_kind, name_of
 from ..forwards import key_of
 from ..reference import glu as reference
-from ..reference.glu import Parts
+from ..reference.glu import Parts, joined
 from . import per_group
 from .codegen import FORMULAS
 from .codegen.glu import ELEMENTS_PER_BLOCK, glu_source
@@ -87,7 +87,7 @@ def copy(x: Tensor, bits: int, seed: Seed, group_size: int = GROUP_SIZE) -> tupl
     if bits == 0 or not per_group.serves(rows, group_size):
         return reference.copy(x, bits, seed, group_size)
     packed, minimum, range_ = per_group.quantize(rows, bits, group_size, seed)
-    return packed.view(-1), torch.cat([minimum, range_])
+    return packed.view(-1), joined(minimum, range_)
 
 
 def values(packed: Tensor, groups: Tensor, bits: int, n: int, group_size: int = GROUP_SIZE) -> Tensor:

@@ -44,7 +44,7 @@ def copy(x: Tensor, bits: int, seed: Seed, group_size: int = GROUP_SIZE) -> tupl
         return nothing(x), x.new_empty(0, -(-x.numel() // group_size), dtype=torch.bfloat16)
     rows = as_kind(x.reshape(1, -1), keep_positive=False)
     packed, minimum, range_ = per_group.quantize(rows, bits, group_size, seed)
-    return packed.view(-1), torch.cat([minimum, range_])
+    return packed.view(-1), joined(minimum, range_)
 
 
 def values(packed: Tensor, groups: Tensor, bits: int, n: int, group_size: int = GROUP_SIZE) -> Tensor:
@@ -72,7 +72,7 @@ def forward(
     up_copy = copy(up, up_bits, seeds[0])
     second_copy = copy(gate if derived else activated, second_bits, seeds[1])
     h = product_over(activated, up, function)
-    return h, codes, up_copy[0], second_copy[0], torch.cat([up_copy[1], second_copy[1]])
+    return h, codes, up_copy[0], second_copy[0], joined(up_copy[1], second_copy[1])
 
 
 def backward(
@@ -106,6 +106,11 @@ def backward(
     if wanted[2]:
         h = (â * û).clamp(-largest(grad.dtype), largest(grad.dtype))
     return shaped(d_gate, grad, wanted[0]), shaped(d_up, grad, wanted[1]), shaped(h, grad, wanted[2])
+
+
+def joined(*groups: Tensor) -> Tensor:
+    """Return groups, bfloat16, one behind the other: by their bits, for autocast to float16 refuses to join them."""
+    return torch.cat([part.view(torch.int16) for part in groups]).view(torch.bfloat16)
 
 
 def nothing(like: Tensor) -> Tensor:

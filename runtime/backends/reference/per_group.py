@@ -49,7 +49,8 @@ def quantize(
     G = max(1, min(group_size, D))
     groups = -(-D // G)
     top = _top(bits, x.device)  # B
-    h = torch.cat([x, x[:, -1:].expand(N, groups * G - D)], dim=1).float().view(N, groups, G)
+    x = x.float()  # first: autocast refuses to join 16-bit numbers of another type than its own
+    h = torch.cat([x, x[:, -1:].expand(N, groups * G - D)], dim=1).view(N, groups, G)
     minimum, range_, is_plain, constant_bit = group_parameters(h.amin(2), h.amax(2))
     Z, R = _float_of(minimum), _float_of(range_)
     scale = torch.where(is_plain, (top << 16).float() / R, 0)
