@@ -121,7 +121,7 @@ def gradient_factor(
     N = gradient.shape[0]
     if N == 0 or gradient.numel() == 0:
         return gradient.new_zeros(N, dtype=torch.float32)
-    norm = torch.linalg.vector_norm(gradient.flatten(1), dim=1, dtype=torch.float32).square()
+    norm = _norm(gradient.flatten(1), 1).square()
     if isinstance(layer, _LINEAR):
         return norm / max(1, prod(shape[1:-1]))
     if isinstance(layer, _ConvNd):
@@ -138,12 +138,17 @@ def gradient_factor(
     w4 = weight.detach().float() ** 4 if isinstance(weight, Tensor) else mean.new_ones(1)
     if _by_channel(layer):
         by_channel = gradient.flatten(2) if gradient.dim() > 2 else gradient.unsqueeze(2)
-        g = torch.linalg.vector_norm(by_channel, dim=2, dtype=torch.float32).square() / by_channel.shape[2]
+        g = _norm(by_channel, 2).square() / by_channel.shape[2]
         M = N * by_channel.shape[2]
         passed = 1 + before * w4.sqrt() * r2
         return (g * passed + w4 * r2 / M * (g + g.mean(0))).mean(1)
     M = max(1, _normalized(layer, shape))
     return mean * (1 + (before * w4.sqrt().mean() + 2 * w4.mean() / M) * r2.reshape(N, -1).mean(1))
+
+
+def _norm(x: Tensor, dim: int) -> Tensor:
+    """Return the norms along a dimension, float32; of float64 numbers, whose norms torch does not narrow, too."""
+    return torch.linalg.vector_norm(x, dim=dim, dtype=torch.promote_types(x.dtype, torch.float32)).float()
 
 
 def _padding(layer: _ConvNd) -> tuple[int, ...]:

@@ -105,6 +105,16 @@ def test_rows_of_zeros_do_not_draw_bits_to_their_sample(layer):
     assert t[1] <= t[0] * 1.1
 
 
+@pytest.mark.parametrize("layer", [nn.Linear(8, 4), nn.Conv2d(8, 4, 3), nn.BatchNorm2d(8)])
+def test_of_float64_they_are_those_of_float32(layer):
+    """Torch narrows no norm: models in float64 did not train with bits by sensitivity, at the levels from L3 on."""
+    gradient, shape = torch.randn(3, 8, 6, 6, dtype=torch.float64), torch.Size([3, 8, 8, 8])
+    rstd = torch.rand(8, dtype=torch.float64)
+    t = gradient_factor(layer, gradient, shape, rstd)
+    assert t.dtype == torch.float32
+    torch.testing.assert_close(t, gradient_factor(layer, gradient.float(), shape, rstd.float()))
+
+
 def test_what_has_no_formula_counts_the_mean_square():
     gradient = torch.randn(3, 4, 5)
     t = gradient_factor(nn.Softmax(-1), gradient, gradient.shape, None)
