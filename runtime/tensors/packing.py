@@ -181,9 +181,9 @@ def check_sample_bits(bits: object, N: int) -> Tensor:
         FewbitError: `bits` is not N integers from 1 to 8.
     """
     try:
-        values = torch.as_tensor(bits)
+        values = bits if isinstance(bits, Tensor) else torch.as_tensor(bits, device="cpu")
     except (TypeError, ValueError, RuntimeError):
-        values = torch.empty(0)
+        values = torch.empty(0, device="cpu")
     integer = not (values.is_floating_point() or values.is_complex() or values.dtype == torch.bool)
     if values.shape != (N,) or not (integer or N == 0) or (N and not 1 <= int(values.min()) <= int(values.max()) <= 8):
         given = f"those of shape {tuple(values.shape)}" if isinstance(bits, Tensor) else shown(bits)

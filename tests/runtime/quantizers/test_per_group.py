@@ -305,7 +305,8 @@ class TestBitsOfEachSample:
 
     def test_more_bits_less_error(self):
         x = torch.randn(8, 4096, generator=generator())
-        y = PerGroup().compress(x, sample_bits=range(1, 9)).decompress()
+        with torch.device("meta"):  # whatever the default device
+            y = PerGroup().compress(x, sample_bits=range(1, 9)).decompress()
         errors = (y - x).square().mean(1)
         assert (errors[:-1] > 2.5 * errors[1:]).all()
 
