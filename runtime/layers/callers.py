@@ -23,7 +23,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["forget_inputs", "is_callers", "note_inputs"]
+__all__ = ["forget_inputs", "is_callers", "note_input", "note_inputs"]
 
 _MOST_DEAD = 64  # entries of freed storages at which they are cleared
 
@@ -56,6 +56,11 @@ _callers = _Storages()
 def is_callers(x: Tensor) -> bool:
     """Return whether `x` is a tensor that a caller passed to a converted model, or a view of one."""
     return _has_storage(x) and x in _callers
+
+
+def note_input(x: Tensor) -> None:
+    """Record a tensor as one that a caller passed."""
+    _callers.add(x)
 
 
 def note_inputs(model: nn.Module) -> None:

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ..layers.saver import ExactSaver, Saver, as_saver, put_together, take_apart
+from ..layers.callers import note_input
+from ..layers.saver import ExactSaver, Saver, as_saver, is_held, put_together, take_apart
 from ..tensors.traits import DTYPES
 
 
@@ -35,12 +36,14 @@ class _Codes:
         start, stop: places of their tensors.
         form: the compressed tensor without them.
         stride: of the input, by which torch chooses kernels, and what they save.
+        held: whether layers save the input as it is, which is in memory anyway: they save the same again.
     """
 
     start: int
     stop: int
     form: Any
     stride: tuple[int, ...]
+    held: bool
 
 
 @dataclass
@@ -139,8 +142,8 @@ class Inputs:
         if id(x) in self._seen:
             return self._seen[id(x)]
         start = len(self.tensors)
-        # An activation: a gradient flows through it, and it is no weight.
-        rounded = x.requires_grad and not isinstance(x, nn.Parameter) and x.dtype in DTYPES and x.dim() > 1
+        # An activation: a gradient flows through it, and it is no weight, nor another leaf, which the graph holds.
+        rounded = x.requires_grad and not _is_of_leaf(x) and x.dtype in DTYPES and x.dim() > 1
         rounded = rounded and has_storage(x) and not x.is_nested  # a nested one's sizes cannot be compared
         if not rounded or x.numel() < self._fewest * x.shape[1] or isinstance(self._saver, ExactSaver):
             self.tensors.append(x)
@@ -158,8 +161,13 @@ class Inputs:
         else:
             form, own = found
         self.tensors += own
-        self._seen[id(x)] = _Codes(start, len(self.tensors), form, x.stride())
+        self._seen[id(x)] = _Codes(start, len(self.tensors), form, x.stride(), is_held(x))
         return self._seen[id(x)]
+
+
+def _is_of_leaf(x: Tensor) -> bool:
+    """Return whether `x` is a leaf or a view of one."""
+    return x.is_leaf or (x._base is not None and x._base.is_leaf)
 
 
 def _is_plain(value: Any) -> bool:
@@ -191,6 +199,8 @@ def restored(form: Any, tensors: Sequence[Tensor], made: dict[int, Any]) -> Any:
     if isinstance(form, _Codes):
         x = _Decompress.apply(torch.empty(0, requires_grad=True), form, tensors[form.start : form.stop])
         made[id(form)] = x
+        if form.held:
+            note_input(x)
         return x
     if not isinstance(form, _Container):
         return form

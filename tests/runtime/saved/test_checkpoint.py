@@ -235,6 +235,43 @@ def test_converted_layers_in_blocks_keep_their_codes() -> None:
     assert error(gradients(model, x), exact) < 0.3
 
 
+class _Rectified(nn.Module):
+    """A convolution whose input torch holds, the output of the block before."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.conv, self.norm, self.function = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.norm(self.conv(x)))
+
+
+@pytest.mark.parametrize("level", ["L1", "L2", "L3"])
+@pytest.mark.parametrize("function", [F.relu, F.silu])
+@pytest.mark.parametrize("asks", [False, True])
+def test_converted_layers_save_alike_again_what_is_in_memory_anyway(level: str, function: Any, asks: bool) -> None:
+    """What a ReLU or the caller holds is saved as it is, and when it came back from codes it was not."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(_Rectified(function) for _ in range(3)))
+    fewbit.convert(model, level=level)
+    fewbit.checkpoint(model, bits=8, blocks=["0", "1", "2"])
+    x = torch.randn(4, 8, 16, 16, requires_grad=asks)
+    model(x).square().mean().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_leaves_are_saved_as_they_are() -> None:
+    """As embeddings that ask for gradients, the input of adapters: the graph holds them whatever is saved."""
+    torch.manual_seed(0)
+    model = nn.Sequential(Block(nn.GELU()))
+    x = torch.randn(8, 16, WIDTH, requires_grad=True)
+    for given in (x, x[:, 2:]):
+        exact = torch.autograd.grad(model(given).square().sum(), x)
+        fewbit.checkpoint(model, bits=2, blocks=["0"])
+        assert all(map(torch.equal, torch.autograd.grad(model(given).square().sum(), x), exact))
+        fewbit.revert(model)
+
+
 def test_half_precision_and_strides() -> None:
     model = stack(Block(nn.GELU()), Block(nn.GELU())).bfloat16()
     x = torch.randn(WIDTH, 3, 32).bfloat16().transpose(0, 2)
