@@ -184,7 +184,8 @@ def tile_size(module: nn.Module, tokens: int, features: int) -> int:
 def width_of(module: nn.Module) -> int:
     """Return about how many elements a module makes of a token: the outputs of its layers, and as many of activations,
     products and sums."""
-    return 2 * sum(getattr(m, "out_features", None) or getattr(m, "nf", 0) for m in module.modules())
+    widths = (getattr(m, "out_features", None) or getattr(m, "nf", 0) for m in module.modules())
+    return 2 * sum(width for width in widths if isinstance(width, int))  # DETR's backbone has a list of names there
 
 
 def _forward(module: nn.Module, *args: Any, **keywords: Any) -> Any:

@@ -195,8 +195,12 @@ def measured_briefly(exact: Exact, method: Method) -> dict[str, Any]:
     report = converted(case, method)
     fields: dict[str, Any] = {"replaced": len(report.replaced) if report else 0}
     alike = compared(method, case.model)
-    fields["evaluation"] = alike(evaluated(case), exact.evaluation)
+    evaluation = evaluated(case)
     step = run(case, method.around)
+    if method.control is not None and not alike(step.outputs, exact.step.outputs):
+        control = prepared(fresh(exact.case), replace(method, prepare=method.control))
+        exact = replace(exact, evaluation=evaluated(control), step=run(control))
+    fields["evaluation"] = alike(evaluation, exact.evaluation)
     fields["training"] = alike(step.outputs, exact.step.outputs)
     if method.steps:
         state = copy.deepcopy(exact.case.model.state_dict())

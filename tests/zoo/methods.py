@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -31,6 +32,7 @@ class Method:
         asks_for: the option that is to be named in the report where it finds nothing to do.
         prepare: (model, inputs, loss) -> the model that is called, for what `fewbit.convert` does not do.
         exact_forward: whether outputs are exact's bit for bit; a compiler's are not.
+        control: exact training likewise, beside which a model stands whose outputs are not eager ones there either.
     """
 
     options: Mapping[str, Any] | None = None
@@ -40,6 +42,7 @@ class Method:
     asks_for: str = ""
     prepare: Prepare | None = None
     exact_forward: bool = True
+    control: Prepare | None = None
 
 
 def method(
@@ -106,6 +109,16 @@ def divided(bits: int | str) -> Prepare:
     return prepare
 
 
+def torchs_graphs(model: nn.Module, inputs: Mapping[str, Any], loss: Callable[[Any], Tensor]) -> nn.Module:
+    """Let the graphs that torch divides run op by op."""
+    from compiled import op_by_op
+    from torch._functorch.partitioners import min_cut_rematerialization_partition as partition
+
+    torch.compiler.reset()
+    backend = op_by_op(partial(partition, compiler="inductor"))
+    return torch.compile(model, backend=backend)  # pyright: ignore[reportReturnType]
+
+
 def compiled(model: nn.Module, inputs: Mapping[str, Any], loss: Callable[[Any], Tensor]) -> nn.Module:
     torch.compiler.reset()
     return torch.compile(model, backend="fewbit")  # pyright: ignore[reportReturnType]
@@ -118,7 +131,7 @@ WIDE_METHODS: Mapping[str, Method] = MappingProxyType(
         "checkpoint": Method(prepare=checkpointed),
         "plan": Method(prepare=planned),
         "compile": Method(prepare=compiled, exact_forward=False),
-        "divided": Method(prepare=divided("auto"), exact_forward=False),
-        "divided 4": Method(prepare=divided(4), exact_forward=False),
+        "divided": Method(prepare=divided("auto"), exact_forward=False, control=torchs_graphs),
+        "divided 4": Method(prepare=divided(4), exact_forward=False, control=torchs_graphs),
     }
 )

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 
 import torch
@@ -91,11 +92,39 @@ def largest_error(row: Row) -> float:
 # ---- reasons, each with what makes an end of it ----------------------------------------------------------------------
 
 
-def _small_weights(case: Case) -> Case:
+def _smaller_weights(case: Case, factor: float) -> Case:
     case = fresh(case)
     with torch.no_grad():
         for p in case.model.parameters():
-            p.mul_(0.3 if p.dim() > 1 else 1)
+            p.mul_(factor if p.dim() > 1 else 1)
+    return case
+
+
+def _no_token_of_zeros(case: Case) -> Case:
+    case = fresh(case)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for module in case.model.modules():
+            if isinstance(module, nn.Embedding):
+                row = torch.randn(module.embedding_dim, generator=generator) * module.weight.std()
+                module.weight[module.weight.norm(dim=1) == 0] = row
+    return case
+
+
+def _flat_scores(case: Case) -> Case:
+    case = fresh(case)
+    with torch.no_grad():
+        for name, p in case.model.named_parameters():
+            p.mul_(0 if "logit_scale" in name else 1)  # a logarithm
+    return case
+
+
+def _relus(case: Case) -> Case:
+    case = fresh(case)
+    for module in list(case.model.modules()):
+        for name, child in module.named_children():
+            if type(child).__name__ == "GELUActivation":
+                setattr(module, name, nn.ReLU())
     return case
 
 
@@ -126,21 +155,39 @@ def _random_direction(case: Case) -> Case:
 _COPIES = (
     "its labels are its input, so the gradient at the last normalization is nearly parallel to x̄, which it removes"
 )
+_OF_ZEROS = (
+    "the padding token's embedding is zeros: a norm multiplies its gradient by 1/√ε, and it has noise of neighbours"
+)
+_SHARP = "weights of deviation 1: attention is a choice of one key"
 _CONSTANT = "the loss's direction hardly changes within a token: the last normalization removes .993 of the gradient"
 
 REASONS: Mapping[tuple[str, str], Reason] = MappingProxyType(
     {
-        ("cpmant", "checkpoint"): Reason(
-            0.7, "weights of deviation 1: attention is a choice of one key", _small_weights
-        ),
+        ("cpmant", "checkpoint"): Reason(0.7, _SHARP, partial(_smaller_weights, factor=0.3)),
+        ("cpmant", "divided 4"): Reason(0.7, _SHARP, partial(_smaller_weights, factor=0.1)),
         ("plbart", "L2"): Reason(0.55, _COPIES, _next_words),
         ("plbart", "hooks"): Reason(0.55, _COPIES, _next_words),
+        ("plbart", "divided 4"): Reason(0.6, _COPIES, _next_words),
         ("yolos", "L2"): Reason(0.4, _CONSTANT, _random_direction),
+        ("yolos", "divided 4"): Reason(0.4, _CONSTANT, _random_direction),
         ("dinov3_vit", "hooks"): Reason(0.3, _CONSTANT, _random_direction),
         ("mobilevit", "L2"): Reason(
             1.0,
             "its first activations are of 1e-6, where SiLU is linear and biases before a batch normalization cancel",
             _torchs_weights,
+        ),
+        **{
+            (name, "divided 4"): Reason(1.2, _OF_ZEROS, _no_token_of_zeros) for name in ("deepseek_v4", "lfm2", "olmoe")
+        },
+        ("bailing_hybrid", "divided 4"): Reason(
+            0.6, "noise goes through 63 substitutions of the delta rule", partial(_smaller_weights, factor=0.3)
+        ),
+        ("swinv2", "divided 4"): Reason(0.5, "cosines times 10 are its scores, from rounded features", _flat_scores),
+        ("pp_lcnet_v4", "divided 4"): Reason(
+            0.4, "13 GELUs in a row, whose derivatives are read at their rounded arguments", _relus
+        ),
+        ("pop2piano", "divided 4"): Reason(
+            0.35, "weights as T5 begins: the gradient of the first queries is a third of all", _torchs_weights
         ),
     }
 )

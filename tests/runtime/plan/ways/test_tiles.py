@@ -6,7 +6,7 @@ import fewbit
 import pytest
 import torch
 from fewbit import Plan
-from fewbit.runtime.saved.tiles import computes_by_token, tiled_forward
+from fewbit.runtime.saved.tiles import computes_by_token, tiled_forward, width_of
 from plan_cases import fixed
 from step_peak import measured_peak
 from torch import nn
@@ -52,6 +52,13 @@ class Long(nn.Module):
 
 def long_batch():
     return {"x": torch.randn(2, 700, 4)}
+
+
+def test_names_of_features_are_no_width():
+    """DETR's backbone has a list of them where a layer has a number; plans of it ended in a TypeError."""
+    module = Unit()
+    module.out_features = ["stage4"]
+    assert width_of(module) == width_of(Unit())
 
 
 def gradients(model, batch):
