@@ -1,10 +1,12 @@
 """Exponentials in a branch that is chosen by their argument, which cannot be large there.
 
     bound_branches(graph)       where(x > 0, x, expm1(x)) reads expm1(min(x, 0)), and is what it was
+                                exp(where(a < b, a, b) - where(a < b, b, a)) reads the exponential of at most 0
 
 Which branch is taken is saved exactly, while x is read from codes: an x of −1 beside others of 300 may come back as
 20, and its exponential, ELU's gradient, as e²⁰. Gradients of an ELU were wrong by 190 times their norm at 4 bits of
-inputs of deviation 100, and those of softplus, z / (z + 1) of z = exp(x), NaN at 1000.
+inputs of deviation 100, and those of softplus, z / (z + 1) of z = exp(x), NaN at 1000. So were those of logaddexp, in
+which the lesser is chosen and the larger taken from it: in codes the lesser may be far above.
 """
 
 from collections.abc import Mapping
@@ -43,9 +45,10 @@ def bound_branches(graph: fx.Graph) -> bool:
             continue
         argument: Any = node.args[0]
         root, factor = _multiple_of(argument)
-        if root not in bounds[node]:
+        between = bounds[node].get(root) or _of_chosen(root)
+        if between is None:
             continue
-        most = max(factor * bound for bound in bounds[node][root])
+        most = max(factor * bound for bound in between)
         if most != torch.inf:
             x = value_of(argument)
             fake = detect_fake_mode([x])
@@ -77,6 +80,19 @@ def _bounds_in(user: fx.Node, node: fx.Node, known: Mapping[fx.Node, Mapping[fx.
     bound, (lo, hi) = number / factor, found.get(root, ANY)
     found[root] = (lo, min(hi, bound)) if is_at_most else (max(lo, bound), hi)
     return found
+
+
+def _of_chosen(node: fx.Node) -> Range | None:
+    """Return the range of the lesser of two values less the larger, or the reverse, chosen by their comparison."""
+    chosen: Any = node.args if packet(node) is aten.sub and not node.kwargs else ()
+    if len(chosen) != 2 or not all(isinstance(a, fx.Node) and packet(a) is aten.where for a in chosen):
+        return None
+    test, *values = chosen[0].args
+    compared = list(test.args) if packet(test) in _BRANCHES else []
+    if list(chosen[1].args) != [test, *values[::-1]] or compared not in (values, values[::-1]):
+        return None
+    is_lesser = (packet(test) in (aten.lt, aten.le)) == (compared == values)
+    return (-torch.inf, 0.0) if is_lesser else (0.0, torch.inf)
 
 
 def _is_zero(node: Any) -> bool:
