@@ -43,6 +43,7 @@ from .nodes import (
     is_view,
     of_gradients,
     operator_of,
+    packet,
     tensor_of,
     value_of,
 )
@@ -161,7 +162,8 @@ def rounded(node: fx.Node, role: Role, bits: int, options: CompileOptions) -> Ch
         return Choice(role, None, None, exact, "small")
     if x.dtype in _NO_NUMBERS:
         return Choice(role, None, None, exact, name_of(x.dtype))
-    if options.rotates(role, bits):
+    # 1 − y² of y = tanh(x) is 0 at most large x. Turned, each y errs by a share of 1, and not of what it lacks to it.
+    if options.rotates(role, bits) and packet(node) not in (aten.tanh, aten.sigmoid):
         unbiased = role not in (Role.SCORES, Role.NONLINEAR) and options.rounding == "stochastic"
         rotation = rotation_of(x, bits, options.group, unbiased=unbiased, centered=role is Role.SCORES)
         if rotation is not None and (few := rotation.nbytes(x)) < exact:

@@ -46,6 +46,7 @@ SECONDS = 2.0  # for one table, at most
 _CASTS = (prims.convert_element_type, aten._to_copy)
 _SAME = (aten.alias, aten.detach, aten.clone)
 _CONSTANTS = (aten.full, aten.scalar_tensor)
+FADES = "fewbit fades"  # the mark of a factor of a gradient that is all but 0 where its argument is large
 # Where truth values are looked at: towards thresholds of any size, and at no number that a label is likely to be.
 _LOOKED_AT = np.concatenate([sign * np.geomspace(0.00137, 98765.4, 2048) for sign in (1, -1)] + [_NORMAL])
 
@@ -242,25 +243,36 @@ class _Product:
     argument: fx.Node | None = None
 
 
-def merge(graph: fx.Graph, bits: int) -> None:
-    """Write the factors of a joint graph's gradients that are functions of one value, and have a table, as one factor.
+def merge(graph: fx.Graph, bits: int | None, fades: Callable[[fx.Node, fx.Node], bool] = lambda *_: False) -> None:
+    """Write factors of a joint graph's gradients that are functions of one value as one, if it has a table or fades.
 
-    The table has codes of so many `bits`.
+    Args:
+        graph: of both passes.
+        bits: of the table's codes; None if there are to be none.
+        fades: whether a function of a value is all but 0 far away (saturation.py); such a factor is marked.
     """
     of_gradient, arguments = of_gradients(graph), arguments_of(graph)
     sources = arguments_of(graph, through_views=True)
     floating = descendants(graph, is_floating_input)  # and not masks
     products: dict[fx.Node, _Product] = {}
+    multiples: dict[fx.Node, _Product] = {}  # of gradients by numbers, from which products begin anew
     for node in graph.nodes:
         if node in of_gradient and tensor_of(node) is not None:
-            products[node] = _product(node, products, arguments)
+            multiple = _product(node, (multiples,), arguments)
+            multiples[node] = multiple if multiple.argument is None else _Product(node)
+            products[node] = _product(node, (products, multiples), arguments)
     for node, product in products.items():
         goes_on = all(user in products and products[user].gradient is product.gradient for user in node.users)
         # Where two values are compared, the argument is their comparison, which saves a bit as it is.
         of_values = product.argument in floating and is_floating(product.argument)
-        if isinstance(product.factor, tuple) and not goes_on and of_values:
-            assert product.argument is not None
-            _write(graph, node, product, sources[product.argument], bits)
+        if isinstance(product.factor, float) or goes_on or not of_values:
+            continue
+        assert product.argument is not None
+        if isinstance(product.factor, fx.Node):
+            if fades(product.factor, product.argument):
+                product.factor.meta[FADES] = True
+        else:
+            _write(graph, node, product, sources[product.argument], bits, fades)
     graph.eliminate_dead_code()
 
 
@@ -289,10 +301,12 @@ def multiplied_with(node: fx.Node, user: fx.Node) -> fx.Node | None:
     return others[0] if shape_of(node) == shape_of(others[0]) and x.dtype == y.dtype else None
 
 
-def _product(node: fx.Node, known: Mapping[fx.Node, _Product], arguments: Mapping[fx.Node, fx.Node]) -> _Product:
-    """Return a gradient as the product of an earlier one: of the earliest, the one before, or itself."""
-    for product_of in (known.get, lambda n: _Product(n) if n in known else None):
-        product = _combine(node, product_of, arguments)
+def _product(
+    node: fx.Node, known: tuple[Mapping[fx.Node, _Product], ...], arguments: Mapping[fx.Node, fx.Node]
+) -> _Product:
+    """Return a gradient as the product of an earlier one, by the first of what is known of its arguments, or itself."""
+    for products in known:
+        product = _combine(node, products.get, arguments)
         if product is not None and _fits(node, product):
             return product
     return _Product(node)
@@ -359,8 +373,15 @@ def _apply(target: Any, *factors: Any) -> Expression:
     return target, *factors
 
 
-def _write(graph: fx.Graph, node: fx.Node, product: _Product, source: fx.Node, bits: int) -> None:
-    """Replace a gradient by g · F(x), if F has a table; x is computed from `source`."""
+def _write(
+    graph: fx.Graph,
+    node: fx.Node,
+    product: _Product,
+    source: fx.Node,
+    bits: int | None,
+    fades: Callable[[fx.Node, fx.Node], bool],
+) -> None:
+    """Replace a gradient by g · F(x), if F has a table or fades; x is computed from `source`."""
     gradient = tensor_of(product.gradient)
     fake = detect_fake_mode([gradient])
     assert gradient is not None and fake is not None and product.argument is not None
@@ -386,8 +407,11 @@ def _write(graph: fx.Graph, node: fx.Node, product: _Product, source: fx.Node, b
 
     with graph.inserting_before(node):
         factor = write(product.factor)
-        is_of_dtype = factor.meta["val"].dtype == gradient.dtype
-        if is_of_dtype and table_of(factor, product.argument, source, bits) is not None:
+        if factor.meta["val"].dtype != gradient.dtype:
+            return
+        if is_bump := fades(factor, product.argument):
+            factor.meta[FADES] = True
+        if is_bump or (bits is not None and table_of(factor, product.argument, source, bits) is not None):
             node.replace_all_uses_with(call(aten.mul.Tensor, product.gradient, factor))
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._inductor import inductor_prims
 from torch._ops import HigherOrderOperator
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -17,12 +18,20 @@ PRODUCTS = {aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.convolution, aten.
 PRODUCTS |= {aten.mv, aten.dot, aten._trilinear}
 PRODUCTS |= {getattr(aten, name) for name in ("_grouped_mm", "_scaled_grouped_mm") if hasattr(aten, name)}
 EXPONENTIALS = {aten.exp, aten.exp2}
+# Sums of their arguments, and what has their elements in places of its own.
+SUMS = {aten.add, aten.sub, aten.neg, aten.where, aten.clone, prims.convert_element_type, aten._to_copy}
+SUMS |= {aten.cat, aten.slice_scatter, aten.select_scatter, aten.constant_pad_nd, aten.index, aten.gather, aten.roll}
+SUMS |= {aten.index_put, aten.embedding_dense_backward, aten.slice_backward, aten.select_backward, aten.copy}
+SUMS |= {prims.rev}
 SPLITS = {aten.split, aten.split_with_sizes, aten.unbind, aten.chunk}
 
 
 def packet_of(operator: Any) -> Any:
     """Return an operator without its overload, or the function that it is."""
     return getattr(operator, "overloadpacket", operator)
+
+
+FACTORS = {aten.mul, packet_of(getattr(inductor_prims, "fma", aten.mul))}  # a·b, a·b + c
 
 
 def packet(node: fx.Node) -> Any:

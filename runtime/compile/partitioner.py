@@ -43,6 +43,7 @@ from .releases import is_untested, warn_of_untested
 from .report import GraphReport, record
 from .rewrite import rewrite
 from .roles import ROUNDED, Role, classify, is_saved_itself, statistics_of, weights_among
+from .saturation import fades
 
 # Not there before torch 2.9, where the backend refuses before there is a partitioner (`backend.is_supported`).
 _CustomPartitioner: Any = getattr(custom_graph_pass, "CustomPartitionerFn", object)
@@ -91,8 +92,8 @@ class FewbitPartitioner(_CustomPartitioner):
         results = kwargs["num_fwd_outputs"]
         budget = None if self.options.budget is None else int(self.options.budget)
         exact = saved_bytes(divide(gm, joint_inputs, kwargs)[0].graph, results)
-        if self.options.tables and (bits := self.options.bits_for(Role.FACTOR, ())) is not None:
-            merge(gm.graph, bits)
+        if self.options.bits_for(Role.LINEAR, ()) is not None:
+            merge(gm.graph, self.options.bits_for(Role.FACTOR, ()) if self.options.tables else None, fades)
             gm.graph = fx_graph_cse(gm.graph)  # what was written may be there already, and have other uses
         kwargs, mutated = without_mutated(gm.graph, kwargs)
         copy_mutated(gm.graph, mutated)

@@ -19,7 +19,6 @@ pass would compute them again from the value: matrix products, reductions and ra
 saved.
 """
 
-import math
 import operator
 import re
 from collections.abc import Collection
@@ -27,21 +26,21 @@ from enum import Enum
 from typing import Any
 
 import torch
-from torch import Tensor, fx
-from torch._inductor import inductor_prims
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import _disable_current_modes
+from torch import fx
 
 from ..layers.loss_over_chunks import chunked_loss
 from .attention import argument_names, is_attention
 from .codes import hint
-from .delicate import Delicate, is_tamed, operands_of
+from .delicate import SCALING, Delicate, is_tamed, operands_of
 from .factors import arguments_of, is_constant, is_factor
 from .fading import crossing, fading, meeting
 from .levelling import is_below_largest, is_levelled, of_short_rows
+from .masks import masked_values
 from .nodes import (
     EXPONENTIALS,
+    FACTORS,
     PRODUCTS,
+    SUMS,
     base_of,
     descendants,
     holds_a_graph,
@@ -52,9 +51,9 @@ from .nodes import (
     of_gradients,
     operator_of,
     packet,
-    packet_of,
     tensor_of,
 )
+from .saturation import operands_of_bumps
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -91,11 +90,6 @@ TO_NEAREST = (Role.ATTENTION, Role.NONLINEAR, Role.SCORES)
 _LINEAR, _DIFFERENCE, _CURVED = 0, 1, 2
 _STATES = range(4)
 
-_SUMS = {aten.add, aten.sub, aten.neg, aten.where, aten.clone, prims.convert_element_type, aten._to_copy}
-_SUMS |= {aten.cat, aten.slice_scatter, aten.select_scatter, aten.constant_pad_nd, aten.index, aten.gather, aten.roll}
-_SUMS |= {aten.index_put, aten.embedding_dense_backward, aten.slice_backward, aten.select_backward, aten.copy}
-_SUMS |= {prims.rev}
-_FACTORS = {aten.mul, packet_of(getattr(inductor_prims, "fma", aten.mul))}  # a·b, a·b + c
 REDUCTIONS = {aten.sum, aten.mean, aten.amax, aten.amin, aten.var, aten.var_mean, aten.std, aten.max, aten.min}
 REDUCTIONS |= {aten.argmax, aten.argmin, aten.any, aten.all, aten.prod, aten.logsumexp, aten.native_group_norm}
 REDUCTIONS |= {aten.native_layer_norm, prims.var, prims.sum}
@@ -106,11 +100,6 @@ _STEPS |= {aten.copysign}
 _INTEGERS = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 # What gradients read values for by operators that are not pointwise: normalized values, or no more than the shape.
 _KNOWN = re.compile(r"(norm|pool\w*|pad\w*|nll_loss\w*|upsample\w*|conv_tbc|grouped_mm\w*|cell)_backward")
-# Operators whose results hold their huge arguments, and those that take such numbers as they are.
-_KEEPING = _SUMS | _FACTORS | {aten.div, aten.scatter, aten.scatter_add, aten.maximum, aten.minimum, aten.clamp}
-_KEEPING |= {aten.clamp_min, aten.clamp_max, aten.baddbmm, aten.lift_fresh_copy}
-_WITH_NUMBERS = {aten.full, aten.scalar_tensor, aten.add, aten.sub, aten.constant_pad_nd, aten.scatter}
-HUGE = 1e4  # a constant that masks scores, or more
 
 
 def is_saved_itself(node: fx.Node) -> bool:
@@ -202,9 +191,10 @@ def classify(graph: fx.Graph, parameters: Collection[fx.Node] = ()) -> dict[fx.N
     data = _data(graph, parameters)
     of_gradient, arguments = of_gradients(graph), arguments_of(graph)
     floating = descendants(graph, is_floating_input)
-    statistics, masked = statistics_of(graph), _masked(graph, floating)
+    statistics, masked = statistics_of(graph), masked_values(graph, floating)
     facts, varying = Delicate.of(graph, data, statistics, levelled(graph, statistics)), data - statistics
     faded = fading(graph, facts, varying, of_gradient) | of_short_rows(graph, statistics)
+    faded |= operands_of_bumps(graph, facts.ranges, of_gradient)
     at_poles = meeting(graph, facts, varying, of_gradient) | crossing(graph, facts, varying)
     sinks = _sinks(graph, of_gradient, facts, at_poles)
     roles = {}
@@ -256,40 +246,6 @@ def _rounded_role(node: fx.Node, sinks: frozenset[Role]) -> Role:
 def _calls_a_graph(node: fx.Node) -> bool:
     """Return whether the operator calls a graph of its own, attention's aside, whose arguments are known."""
     return holds_a_graph(node) and not is_attention(node)
-
-
-def _masked(graph: fx.Graph, floating: set[fx.Node]) -> set[fx.Node]:
-    """Return the values that huge constants, such as −∞ for scores that are masked, may be among."""
-    found: set[fx.Node] = set()
-    for node in graph.nodes:
-        name = packet(node)
-        if not is_floating(node) or _is_nan_to_num(node):
-            continue
-        # A mask that is multiplied by a number; values in other units are not masked.
-        takes_numbers = name in _WITH_NUMBERS or (name is aten.mul and node not in floating)
-        is_huge = takes_numbers and any(isinstance(a, int | float) and abs(a) >= HUGE for a in node.args)
-        if (
-            is_huge
-            or _is_huge_constant(node)
-            or ((is_view(node) or name in _KEEPING) and any(i in found for i in node.all_input_nodes))
-        ):
-            found.add(node)
-    return found
-
-
-def _is_huge_constant(node: fx.Node) -> bool:
-    """Return whether the value is one that code makes of such numbers, as `torch.tensor(-1e9)`."""
-    constant = getattr(node.graph.owning_module, str(node.target), None) if node.op == "get_attr" else None
-    if not isinstance(constant, Tensor) or isinstance(constant, FakeTensor):
-        return False
-    with _disable_current_modes():  # the compiler's, in which tensors have no values
-        return bool((constant.float().abs() >= HUGE).any())
-
-
-def _is_nan_to_num(node: fx.Node) -> bool:
-    """Return whether the value is another one with a number in place of infinities, which it may never have had."""
-    test = node.args[0] if packet(node) is aten.where else None
-    return isinstance(test, fx.Node) and packet(test) is aten.eq and test.args[1] in (math.inf, -math.inf)
 
 
 def statistics_of(graph: fx.Graph) -> set[fx.Node]:
@@ -356,7 +312,7 @@ def _role_in_gradient(node: fx.Node, user: fx.Node, state: int, facts: Delicate)
         return role
     if name is aten.div:
         state = state if user.args[0] is node else _CURVED
-    elif name not in PRODUCTS and name not in _SUMS and name not in _FACTORS and not is_view(user):
+    elif name not in PRODUCTS and name not in SUMS and name not in FACTORS and not is_view(user):
         if not is_pointwise(user) and not _KNOWN.search(str(user.target)):
             return Role.OTHER
         state = _CURVED
@@ -396,10 +352,10 @@ def _state_after(node: fx.Node, user: fx.Node, state: int, facts: Delicate) -> "
         return Role.OTHER
     if (role := _delicate_role(node, user, facts)) is not None:
         return role
-    if is_view(user) or name in _SUMS:
+    if is_view(user) or name in SUMS:
         return state | _DIFFERENCE if name is aten.sub else state
-    if name in _FACTORS:
-        return _CURVED if user.args[0] is node and user.args[1] is node else state
+    if name in FACTORS:
+        return _CURVED if all(_is_linear_in(node, factor) for factor in user.args[:2]) else state
     if name is aten.div:
         return state if user.args[0] is node else _CURVED
     if name is aten.pow and user.args[1] == 1:  # in the derivative of a square
@@ -407,3 +363,15 @@ def _state_after(node: fx.Node, user: fx.Node, state: int, facts: Delicate) -> "
     if name in EXPONENTIALS:
         return Role.EXPONENT if state & _DIFFERENCE and not is_tamed(user, user) else _CURVED
     return _CURVED if is_pointwise(user) else None
+
+
+def _is_linear_in(node: fx.Node, value: Any) -> bool:
+    """Return whether a value is another, or its sum with a number or its multiple, as 1 − y is."""
+    while (
+        isinstance(value, fx.Node)
+        and value is not node
+        and packet(value) in SCALING
+        and len(value.all_input_nodes) == 1
+    ):
+        value = value.all_input_nodes[0]
+    return value is node

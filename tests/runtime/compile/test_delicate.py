@@ -163,10 +163,23 @@ def masked_by_a_constant(a, b):
     return (F.softplus(torch.where(b > 0, a, torch.tensor(-1e9))) * b).square().sum()
 
 
+MASK = torch.where(torch.rand(512, 128, generator=torch.Generator().manual_seed(0)) > 0.7, -1e9, 0.0)
+
+
+def masked_by_an_input(a, b):
+    return (F.softplus(a / 2 + MASK) * b).square().sum()
+
+
+def chosen_beside_an_input(a, b):
+    return (F.gelu(torch.where(b > 0, a, 2 * MASK)) * b).square().sum()
+
+
 @pytest.mark.parametrize(
     ("loss", "most"),
     [
         (with_an_additive_mask, 0.1),
+        (masked_by_an_input, 0.05),
+        (chosen_beside_an_input, 0.05),
         (put_into_a_mask, 0.05),
         (padded_with_infinities, 0.05),
         (masked_by_a_constant, 0.05),
@@ -454,6 +467,38 @@ def test_exponentials_in_branches_are_bounded_there(loss):
     model = Model(lambda a, b: (loss(a, b) * weights).sum())
     assert error(model, rows, compiled=partial(few_bits, reports=reports), bits=4) < 0.3
     assert all(tensor.bits for tensor in reports[0].tensors if tensor.nbytes)
+
+
+# Curves that are flat but beside one place, where a hundredth of the values are.
+BUMPS = {
+    "erf": lambda a, b: a.erf() * b,
+    "atan": lambda a, b: a.atan() * b,
+    "asinh": lambda a, b: a.asinh(),
+    "softsign": lambda a, b: a / (1 + a.abs()) * b,
+    "bell": lambda a, b: (-a * a).exp(),
+    "sigmoid": lambda a, b: (a + b).sigmoid(),
+    "product": lambda a, b: (10 * a).tanh() * (10 * a).sigmoid(),
+    "product with others": lambda a, b: a.tanh() * b.tanh() * (a + b).sigmoid(),
+}
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("bits", ["auto", 4, 3])
+@pytest.mark.parametrize("curve", BUMPS.values(), ids=BUMPS)
+def test_gradients_of_curves_that_are_flat_far_away_ask_for_what_is_near(curve, bits):
+    generator = torch.Generator().manual_seed(0)
+    weights, rows = torch.randn(256, 128, generator=generator), torch.randn(256, 32, generator=generator)
+    model = Model(lambda a, b: (curve(200 * a, 200 * b) * weights).sum())
+    assert error(model, rows, bits=bits) < {"auto": 0.15, 4: 0.2, 3: 0.3}[bits]
+
+
+def test_a_curve_beside_what_does_not_level_off_is_rounded_itself():
+    reports = []
+    gradients(
+        few_bits(Model(lambda a, b: (F.gelu(a) * a.erf() * b).square().mean()), reports=reports, smallest=0),
+        torch.randn(256, 32),
+    )
+    assert [t.role for t in reports[0].tensors if t.nbytes] == ["nonlinear", "linear"]
 
 
 DIVIDED_AGAIN = {
