@@ -492,6 +492,15 @@ def test_gradients_of_curves_that_are_flat_far_away_ask_for_what_is_near(curve, 
     assert error(model, rows, bits=bits) < {"auto": 0.15, 4: 0.2, 3: 0.3}[bits]
 
 
+def test_scores_that_reach_their_cap_have_gradients():
+    """There tanh' is least, and probabilities are largest."""
+
+    def attended(a, b):
+        return ((50 * ((a @ b.T) / 2).tanh()).softmax(-1) @ b).square().sum()
+
+    assert error(Model(attended), torch.randn(256, 32), bits="auto") < 0.08
+
+
 def test_a_curve_beside_what_does_not_level_off_is_rounded_itself():
     reports = []
     gradients(
