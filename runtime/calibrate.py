@@ -247,13 +247,13 @@ def _summed(recorders: list[_Recorder], batches: int, device: torch.device) -> i
     torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN)
     if least.tolist() != [digest, -digest]:
         raise FewbitError("the processes' models have other activations: give across_processes=False")
-    numbers = torch.tensor([[r.histogram.elements, r.histogram.used, r.ran] for r in recorders] + [[batches, 0, 0]])
-    numbers = numbers.to(device)
+    given = [[r.histogram.elements, r.histogram.used, r.ran] for r in recorders] + [[batches, 0, 0]]
+    numbers = torch.tensor(given, device=device)
     torch.distributed.all_reduce(numbers)
     *rows, (total, _, _) = numbers.tolist()
     for recorder, (elements, used, ran) in zip(recorders, rows, strict=True):
         found = recorder.histogram.counts
-        counts = torch.zeros(BINS, dtype=torch.float64) if found is None else found
+        counts = torch.zeros(BINS, dtype=torch.float64, device=device) if found is None else found
         counts = counts.to(device)
         torch.distributed.all_reduce(counts)
         recorder.histogram = InputHistogram(counts, elements, used)

@@ -190,7 +190,7 @@ class MixedPrecision:
 
     def samples(self, indices: Tensor | Sequence[int]) -> None:
         """Set the indices in the data set of the next batch's samples: N integers, not negative."""
-        found = torch.as_tensor(indices)
+        found = indices if isinstance(indices, Tensor) else torch.as_tensor(indices, device="cpu")
         if found.dim() != 1 or found.is_floating_point() or found.dtype == torch.bool or bool((found < 0).any()):
             raise FewbitError(f"samples are integers not below 0, one for each of the batch, not {shown(indices)}")
         self._current = found.long().cpu()

@@ -55,7 +55,7 @@ class InputQuantizer(nn.Module):
         super().__init__()
         self.bits, self.ratio, self.value_dtype = bits, ratio, value_dtype
         self._check()
-        self.register_buffer("range", torch.full((3,), torch.nan))
+        self.register_buffer("range", torch.full((3,), torch.nan, dtype=torch.float32))
         self._seen: list[Tensor] | None = None
         self._ends: tuple[float, float] = (torch.inf, -torch.inf)
 
@@ -84,7 +84,7 @@ class InputQuantizer(nn.Module):
         Raises:
             FewbitError: there was no finite input.
         """
-        seen, self._seen = torch.cat(self._seen or [torch.empty(0)]), None
+        seen, self._seen = torch.cat(self._seen or [torch.empty(0, device="cpu")]), None
         low, high = self._ends
         if not seen.numel() or low > high:
             raise FewbitError("calibration saw no finite input of a layer: give batches that reach every layer")
@@ -93,7 +93,8 @@ class InputQuantizer(nn.Module):
         if above:
             threshold = float(seen.sort().values[-above - 1]) if above < seen.numel() else -1.0
         low, high = max(low, -abs(threshold)), min(high, abs(threshold))
-        self.range.copy_(torch.tensor([min(low, high), max(low, high), threshold]))
+        ends = [min(low, high), max(low, high), threshold]
+        self.range.copy_(torch.tensor(ends, dtype=torch.float32, device="cpu"))
 
     def stop(self) -> None:
         """Stop calibration."""

@@ -8,6 +8,7 @@ reports what could be gained.
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import log
 from typing import Any, Protocol
 
 import torch
@@ -94,7 +95,7 @@ def measure(compressed: _Packed, compressor: str | None = None) -> CodeSizes:
     bits = compressed.quantizer.bits
     elements = packed.numel() * 8 // bits
     counts = torch.bincount(unpack(packed, bits, elements).int(), minlength=1 << bits).double()
-    entropy = float(torch.special.entr(counts / max(1, elements)).sum()) / torch.log(torch.tensor(2.0)).item()
+    entropy = float(torch.special.entr(counts / max(1, elements)).sum()) / log(2)
     size = len(known[name](packed.numpy().tobytes())) if elements else 0
     return CodeSizes(elements, packed.numel(), entropy * elements / 8, size, name)
 

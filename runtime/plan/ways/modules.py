@@ -119,7 +119,7 @@ def _made_by(activation: nn.Module) -> int:
     if isinstance(form, str) or any(True for _ in activation.parameters()):
         return 1
     forward = COMPOSITES[written.formula].call if written and written.formula else form.function
-    x = torch.zeros(64)
+    x = torch.zeros(64, dtype=torch.float32, device="cpu")
     with torch.no_grad():
         return max(1, -(-peak_of(lambda: forward(x)) // x.nbytes))
 

@@ -119,6 +119,17 @@ class TestActivations:
         q = self.quantizer(ratio=0)
         assert q(torch.tensor([1e6, -1e6])).tolist() == pytest.approx(q.range[[1, 0]].tolist())
 
+    def test_the_range_is_float32_whatever_torch_s_defaults(self):
+        """Of float16 it was infinite, and all that was quantized NaN."""
+        x = 1e5 * torch.randn(10_000, generator=torch.Generator().manual_seed(0))
+        expected = self.quantizer(x=x).range
+        torch.set_default_dtype(torch.float16)
+        try:
+            found = self.quantizer(x=x).range
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert found.dtype == torch.float32 and torch.equal(found, expected)
+
     def test_special_values(self):
         q = self.quantizer()
         y = q(torch.tensor([torch.nan, torch.inf, -torch.inf]))

@@ -36,6 +36,17 @@ def test_entropy_is_shannons():
     assert codes.entropy == pytest.approx(float(bits) * 800 / 8)
 
 
+def test_measures_are_the_same_whatever_torch_s_defaults():
+    codes = relu_codes()
+    expected = measure(codes)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("meta"):
+            assert measure(codes) == expected
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 @pytest.mark.parametrize("name", compressors())
 def test_relu_codes_get_smaller(name):
     codes = measure(relu_codes(), name)
