@@ -198,6 +198,9 @@ def table_of(node: fx.Node, argument: fx.Node, source: fx.Node, bits: int) -> Ta
         return None
     far, values = inner(_LOOKED_AT), factor(wide)
     beyond = factor(far)
+    # Nearly all of a factor that fades is 0 where values are large, and levels of an odd one have no 0 among them.
+    if FADES in node.meta and np.abs(table(far[np.abs(_LOOKED_AT) > 1e4])).max() > 0.003 * np.ptp(values):
+        return None
     far, beyond = far[np.isfinite(beyond)], beyond[np.isfinite(beyond)]
     most = np.abs(values - table(wide)).max() + np.ptp(values) / (2**bits - 1)
     return table if np.abs(beyond - table(far)).max(initial=0) <= most else None
@@ -409,10 +412,27 @@ def _write(
         factor = write(product.factor)
         if factor.meta["val"].dtype != gradient.dtype:
             return
-        if is_bump := fades(factor, product.argument):
+        if fades(factor, product.argument):
+            # Of a − b both gradients then read one value, which is saved once.
+            scale, unscaled = _without_numbers(product.factor)
+            factor = write(unscaled)
             factor.meta[FADES] = True
-        if is_bump or (bits is not None and table_of(factor, product.argument, source, bits) is not None):
+            scaled = product.gradient if scale == 1 else call(aten.mul.Tensor, product.gradient, scale)
+            node.replace_all_uses_with(call(aten.mul.Tensor, scaled, factor))
+        elif bits is not None and table_of(factor, product.argument, source, bits) is not None:
             node.replace_all_uses_with(call(aten.mul.Tensor, product.gradient, factor))
+
+
+def _without_numbers(expression: Expression) -> tuple[float, Expression]:
+    """Return an expression as a number times another, whose sizes and dtype are its own."""
+    scale = 1.0
+    while isinstance(expression, tuple) and packet_of(expression[0]) in (aten.mul, aten.div):
+        _, first, second = expression
+        number = second if packet_of(expression[0]) is aten.mul else 1 / second if isinstance(second, float) else None
+        if not isinstance(number, float) or not 1e-3 < abs(scale * number) < 1e3 or isinstance(first, float):
+            break
+        scale, expression = scale * number, first
+    return scale, expression
 
 
 _COPIED = ("nn_module_stack", "fwd_nn_module_stack", "stack_trace")

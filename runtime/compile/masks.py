@@ -23,6 +23,8 @@ aten = torch.ops.aten
 _KEEPING = SUMS | FACTORS | {aten.div, aten.scatter, aten.scatter_add, aten.maximum, aten.minimum, aten.clamp}
 _KEEPING |= {aten.clamp_min, aten.clamp_max, aten.baddbmm, aten.lift_fresh_copy}
 _WITH_NUMBERS = {aten.full, aten.scalar_tensor, aten.add, aten.sub, aten.constant_pad_nd, aten.scatter}
+# Those after which huge values are beside others; `cat` is not, whose parts may be many, as an LSTM's input and state.
+_JOINING = {aten.add, aten.sub, aten.where, aten.maximum, aten.minimum}
 HUGE = 1e4  # a constant that masks scores, or more
 
 
@@ -56,10 +58,9 @@ def _beside_inputs(graph: fx.Graph, floating: Collection[fx.Node]) -> set[fx.Nod
     for node in graph.nodes:
         if node in of_gradient or node in given or not (is_view(node) or packet(node) in _KEEPING):
             continue
-        chosen = node.args[1:] if packet(node) is aten.where else node.args
-        others = {i for i in chosen if isinstance(i, fx.Node) and i not in given}
-        is_sum = packet(node) in (aten.add, aten.sub, aten.where)
-        is_beside = is_sum and any(i in given and i in floating for i in chosen if isinstance(i, fx.Node))
+        inputs = [i for i in node.all_input_nodes if packet(node) is not aten.where or i in node.args[1:]]
+        others = {i for i in inputs if i not in given}
+        is_beside = packet(node) in _JOINING and any(i in given and i in floating for i in inputs)
         if len(others) == 1 and (is_beside or others <= found):
             found.add(node)
     return found

@@ -53,7 +53,7 @@ def operands_of_bumps(
         own = set(functions[root])
         exits = {n for n in own if any(u in needed and u not in own and u not in found for u in n.users)}
         if all(FADES in n.meta or _ask(n, root, is_bump=False) for n in exits):
-            found |= (own - exits) & unbounded
+            found |= {n for n in (own - exits) & unbounded if not _ask(n, root, is_bump=False)}
     for node in reversed(graph.nodes):
         users = [user for user in node.users if user in needed]
         if node in unbounded and users and all(user in found for user in users):

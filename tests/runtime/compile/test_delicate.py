@@ -174,10 +174,15 @@ def chosen_beside_an_input(a, b):
     return (F.gelu(torch.where(b > 0, a, 2 * MASK)) * b).square().sum()
 
 
+def below_an_input(a, b):
+    return (F.softplus(torch.minimum(a, MASK + 5)) * b).square().sum()
+
+
 @pytest.mark.parametrize(
     ("loss", "most"),
     [
         (with_an_additive_mask, 0.1),
+        (below_an_input, 0.05),
         (masked_by_an_input, 0.05),
         (chosen_beside_an_input, 0.05),
         (put_into_a_mask, 0.05),
@@ -490,6 +495,15 @@ def test_gradients_of_curves_that_are_flat_far_away_ask_for_what_is_near(curve, 
     weights, rows = torch.randn(256, 128, generator=generator), torch.randn(256, 32, generator=generator)
     model = Model(lambda a, b: (curve(200 * a, 200 * b) * weights).sum())
     assert error(model, rows, bits=bits) < {"auto": 0.15, 4: 0.2, 3: 0.3}[bits]
+
+
+def test_an_odd_derivative_is_nothing_far_away_and_saved_once():
+    """No level of the best table for 2d / (1 + d²) is 0, and both layers' gradients read it."""
+    generator, reports = torch.Generator().manual_seed(0), []
+    weights, rows = torch.randn(256, 128, generator=generator), torch.randn(256, 32, generator=generator)
+    model = Model(lambda a, b: (torch.log1p((200 * a - 200 * b) ** 2) * weights).sum())
+    assert error(model, rows, partial(few_bits, reports=reports), bits="auto") < 0.3
+    assert sum(t.nbytes > 0 for t in reports[0].tensors) == 1
 
 
 def test_scores_that_reach_their_cap_have_gradients():
