@@ -98,7 +98,7 @@ def _has_short_rows(reduction: fx.Node, value: fx.Node) -> bool:
     """Return whether a reduction gives one number for each row of a value, and a row is less than a group."""
     x = tensor_of(value)
     given: Any = next((a for a in reduction.args[1:] if isinstance(a, list | tuple)), None)
-    if packet(reduction) not in _OF_ROWS or x is None or not given:
+    if packet(reduction) not in _OF_ROWS or x is None or not given or x.dim() == 0:
         return False
     reduced = {dimension % x.dim() for dimension in given if hint(x.shape[dimension]) != 1}
     row = 1
