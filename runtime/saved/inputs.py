@@ -143,7 +143,8 @@ class Inputs:
             return self._seen[id(x)]
         start = len(self.tensors)
         # An activation: a gradient flows through it, and it is no weight, nor another leaf, which the graph holds.
-        rounded = x.requires_grad and not _is_of_leaf(x) and x.dtype in DTYPES and x.dim() > 1
+        is_of_leaf = x.is_leaf or (x._base is not None and x._base.is_leaf)
+        rounded = x.requires_grad and not is_of_leaf and x.dtype in DTYPES and x.dim() > 1
         rounded = rounded and has_storage(x) and not x.is_nested  # a nested one's sizes cannot be compared
         if not rounded or x.numel() < self._fewest * x.shape[1] or isinstance(self._saver, ExactSaver):
             self.tensors.append(x)
@@ -163,11 +164,6 @@ class Inputs:
         self.tensors += own
         self._seen[id(x)] = _Codes(start, len(self.tensors), form, x.stride(), is_held(x))
         return self._seen[id(x)]
-
-
-def _is_of_leaf(x: Tensor) -> bool:
-    """Return whether `x` is a leaf or a view of one."""
-    return x.is_leaf or (x._base is not None and x._base.is_leaf)
 
 
 def _is_plain(value: Any) -> bool:

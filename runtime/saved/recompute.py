@@ -151,12 +151,15 @@ class _Frame:
         if not has_storage(written):
             return
         memory = written.untyped_storage()._cdata
+
+        def is_written(x: Tensor) -> bool:
+            return has_storage(x) and x.untyped_storage()._cdata == memory
+
         for one in self._lent:
-            same = has_storage(one.tensor) and one.tensor.untyped_storage()._cdata == memory
-            if same and not one.was_changed:
+            if not one.was_changed and is_written(one.tensor):
                 one.tensor, one.was_changed = one.tensor.clone(), True
         for place, x in enumerate(self._tensors):
-            if place not in self._copies and has_storage(x) and x.untyped_storage()._cdata == memory:
+            if place not in self._copies and is_written(x):
                 self._copies[place] = x.detach().clone().requires_grad_(x.requires_grad)
 
     def _pack(self, x: Tensor) -> _Holder:

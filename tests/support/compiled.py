@@ -74,11 +74,11 @@ def roles_in(model, *inputs):
     return found
 
 
-def exactly(model):
+def exactly(model, fullgraph=True):
     """Return `model` compiled likewise, with torch's own partitioner."""
     from torch._functorch.partitioners import min_cut_rematerialization_partition as partition
 
-    return torch.compile(model, backend=op_by_op(partial(partition, compiler="inductor")), fullgraph=True)
+    return torch.compile(model, backend=op_by_op(partial(partition, compiler="inductor")), fullgraph=fullgraph)
 
 
 def kept_tensors(result, leave=()):

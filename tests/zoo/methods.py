@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -111,12 +110,10 @@ def divided(bits: int | str) -> Prepare:
 
 def torchs_graphs(model: nn.Module, inputs: Mapping[str, Any], loss: Callable[[Any], Tensor]) -> nn.Module:
     """Let the graphs that torch divides run op by op."""
-    from compiled import op_by_op
-    from torch._functorch.partitioners import min_cut_rematerialization_partition as partition
+    from compiled import exactly
 
     torch.compiler.reset()
-    backend = op_by_op(partial(partition, compiler="inductor"))
-    return torch.compile(model, backend=backend)  # pyright: ignore[reportReturnType]
+    return exactly(model, fullgraph=False)
 
 
 def compiled(model: nn.Module, inputs: Mapping[str, Any], loss: Callable[[Any], Tensor]) -> nn.Module:

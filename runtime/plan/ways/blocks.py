@@ -96,7 +96,7 @@ class Blocks(WayToSave):
             lasting = [Hold(x.life.end, max(x.life.end, until[x.storage]), x.life.nbytes) for x in inputs]
             given = [h for h in lasting if h.start < h.end]
             saved = sum(h.nbytes for h in given)
-            if name not in trace.writing:  # from codes it can be, which are made before the module begins
+            if name not in trace.writing:  # it would be from a copy of its input (saved/recompute.py), uncounted here
                 yield Option(RECOMPUTE, name, None, (*members,), (*holds, *given), saved, seconds=seconds)
             if name not in errors:
                 continue
