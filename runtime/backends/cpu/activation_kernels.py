@@ -21,6 +21,7 @@ from llvmlite import ir
 from numba import carray, njit, types  # pyright: ignore[reportPrivateImportUsage]
 from numba.extending import intrinsic
 
+from . import halves
 from .compilation import compile_kernel
 from .threads import JOB_WORDS, Kernel
 
@@ -52,7 +53,7 @@ def _widen(typingctx: Any, value: Any, name: Any) -> Any:
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         if format_name == "float16":
-            return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
+            return halves.widened(builder, args[0])
         if format_name == "bfloat16":
             word = ir.IntType(32)
             return builder.bitcast(builder.shl(builder.zext(args[0], word), word(16)), ir.FloatType())
@@ -68,7 +69,7 @@ def _narrow(typingctx: Any, value: Any, name: Any) -> Any:
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         if format_name == "float16":
-            return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), ir.IntType(16))
+            return halves.narrowed(builder, args[0])
         if format_name == "bfloat16":
             word = ir.IntType(32)
             bits = builder.bitcast(args[0], word)

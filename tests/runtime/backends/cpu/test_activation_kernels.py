@@ -5,7 +5,8 @@ import sys
 import numpy as np
 import pytest
 import torch
-from fewbit.runtime.backends.cpu.activation_kernels import FORMATS, _narrow
+from fewbit.runtime.backends.cpu import halves
+from fewbit.runtime.backends.cpu.activation_kernels import FORMATS, _narrow, _widen
 from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
@@ -55,6 +56,29 @@ def test_not_a_number_stays_one_whatever_its_lower_bits(name):
     result = np.zeros(words.size, np.uint16)
     narrow(words.view(np.float32), result)
     assert torch.from_numpy(result.view(np.int16)).view(getattr(torch, name)).isnan().all()
+
+
+@pytest.mark.parametrize("has_instructions", [True, False], ids=["instructions", "integers"])
+def test_float16_is_converted_as_torch_does_whatever_the_processor(monkeypatch, has_instructions):
+    """Without F16C the compiler's own conversion was a call into nothing: a segmentation fault."""
+    monkeypatch.setattr(halves, "_has_instructions", lambda: has_instructions)
+
+    @njit
+    def convert(stored, singles, widened, narrowed):
+        for i in range(stored.size):
+            widened[i] = _widen(stored[i], "float16")
+        for i in range(singles.size):
+            narrowed[i] = _narrow(singles[i], "float16")
+
+    stored = all_halves(torch.float16)
+    between = torch.linspace(0, 1, 64) * stored.float()[:, None].diff(dim=0, append=stored.float()[-1:, None])
+    singles = torch.cat([(stored.float()[:, None] + between).flatten(), torch.randn(1 << 16) * 1e-7])
+    widened, narrowed = np.zeros(stored.numel(), np.float32), np.zeros(singles.numel(), np.uint16)
+    convert(stored.view(torch.int16).numpy().view(np.uint16), singles.numpy(), widened, narrowed)
+    assert torch.equal(torch.from_numpy(widened).view(torch.int32), stored.float().view(torch.int32))
+    rounded, right = torch.from_numpy(narrowed.view(np.int16)), singles.half()
+    assert torch.equal(rounded[~right.isnan()], right.view(torch.int16)[~right.isnan()])
+    assert rounded.view(torch.float16)[right.isnan()].isnan().all()
 
 
 _IN_A_PROCESS = """
