@@ -33,7 +33,7 @@ from ..tensors.packing import packed_size
 from ..tensors.traits import name_of
 from . import integers
 from .codes import Groups, groups_of, hint
-from .factors import FADES, arguments_of, table_of
+from .factors import FADES, arguments_of, is_near, table_of
 from .nodes import (
     aten,
     base_of,
@@ -123,7 +123,8 @@ def annotate(roles: Mapping[fx.Node, Role], options: CompileOptions, less: int =
         arguments, sources = arguments_of(graph), arguments_of(graph, through_views=True)
         for node in factors:
             bits, x = options.bits_for(Role.FACTOR, module_names(node)), arguments[node]
-            tables[node] = None if bits is None else table_of(node, x, sources[x], max(1, bits - less))
+            table = None if bits is None else table_of(node, x, sources[x], max(1, bits - less))
+            tables[node] = table if table is not None and is_near(table, node, x, sources[x]) else None
     for node, role in roles.items():
         node.meta[_KEY] = _choose(node, role, tables.get(node), options, less)
 

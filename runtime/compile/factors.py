@@ -42,6 +42,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 _DOMAIN = (-10.0, 10.0)  # of the default weight
 _NORMAL = np.array([NormalDist().inv_cdf((i + 0.5) / 128) for i in range(128)])  # a group of numbers that are
+_SMALLER, _OF_SMALLER = (0.3, 0.1, 0.03), 0.2  # deviations, and the error there relative to the function
 SECONDS = 2.0  # for one table, at most
 _CASTS = (prims.convert_element_type, aten._to_copy)
 _SAME = (aten.alias, aten.detach, aten.clone)
@@ -204,6 +205,21 @@ def table_of(node: fx.Node, argument: fx.Node, source: fx.Node, bits: int) -> Ta
     far, beyond = far[np.isfinite(beyond)], beyond[np.isfinite(beyond)]
     most = np.abs(values - table(wide)).max() + np.ptp(values) / (2**bits - 1)
     return table if np.abs(beyond - table(far)).max(initial=0) <= most else None
+
+
+def is_near(table: Table, node: fx.Node, argument: fx.Node, source: fx.Node) -> bool:
+    """Return whether a table for a function errs by less than a fifth of it also where values are small.
+
+    That of tanh does not, the derivative of a loss log cosh: residuals of ±.001 and ±.06 have the same level, so that
+    gradients did not become small with them, and were wrong by their norm at .05. Codes of a group are as small.
+
+    Args:
+        table: `table_of` the others.
+        node, argument, source: likewise.
+    """
+    factor, inner = Curve(node, argument), Curve(argument, source)
+    values = [inner(scale * _NORMAL) for scale in _SMALLER]
+    return all(np.mean((factor(x) - table(x)) ** 2) < _OF_SMALLER**2 * np.mean(factor(x) ** 2) for x in values)
 
 
 # By the text of a function, bits and weight: graphs have the same few functions in every layer.
@@ -418,9 +434,13 @@ def _write(
             factor = write(unscaled)
             factor.meta[FADES] = True
             scaled = product.gradient if scale == 1 else call(aten.mul.Tensor, product.gradient, scale)
-            node.replace_all_uses_with(call(aten.mul.Tensor, scaled, factor))
         elif bits is not None and table_of(factor, product.argument, source, bits) is not None:
-            node.replace_all_uses_with(call(aten.mul.Tensor, product.gradient, factor))
+            scaled = product.gradient
+        else:
+            return
+        written = call(aten.mul.Tensor, scaled, factor)
+        if value_of(written).stride() == value_of(node).stride():  # which views of it were made for
+            node.replace_all_uses_with(written)
 
 
 def _without_numbers(expression: Expression) -> tuple[float, Expression]:

@@ -83,6 +83,8 @@ class CompileOptions:
     def __post_init__(self) -> None:
         if isinstance(self.bits, Mapping):
             for name, bits in self.bits.items():
+                if not isinstance(name, str):
+                    raise FewbitError(f"bits by role or pattern have names, and {shown(name)} is none")
                 check_bits(f"bits of {shown(name)}", bits)
             object.__setattr__(self, "places", {name: bits for name, bits in self.bits.items() if ":" in name})
             rules = tuple((name, bits) for name, bits in self.bits.items() if ":" not in name)
@@ -101,18 +103,25 @@ class CompileOptions:
         check_integer("smallest", self.smallest, 0)
         if not isinstance(self.tables, bool):
             raise FewbitError(f"tables is True or False, not {shown(self.tables)}")
-        if isinstance(self.keep, str) or not all(isinstance(pattern, str) for pattern in self.keep):
+        is_several = isinstance(self.keep, Collection) and not isinstance(self.keep, str | Mapping)
+        if not is_several or not all(isinstance(pattern, str) for pattern in self.keep):
             raise FewbitError(f"keep is a sequence of patterns of module names, not {shown(self.keep)}")
         object.__setattr__(self, "keep", tuple(self.keep))
         if self.budget is not None:
             if isinstance(self.budget, str):
                 object.__setattr__(self, "budget", parse_size(self.budget))
             check_integer("budget", self.budget, 0)
+            if self.bits is None:
+                raise FewbitError("budget is for what codes take, and with bits=None there are none: see recompute")
         if not isinstance(self.recompute_attention, bool | None):
             raise FewbitError(f"recompute_attention is True, False or None, not {shown(self.recompute_attention)}")
         if self.host_memory is not None:
             object.__setattr__(self, "host_memory", parse_size(self.host_memory))
-        if not isinstance(self.recompute, int | float) or not 0 <= self.recompute <= 1:
+        if (
+            isinstance(self.recompute, bool)
+            or not isinstance(self.recompute, int | float)
+            or not 0 <= self.recompute <= 1
+        ):
             raise FewbitError(f"recompute is a number from 0 to 1, not {shown(self.recompute)}")
 
     @classmethod
@@ -142,8 +151,8 @@ class CompileOptions:
         return next((bits for name, bits in self._rules if name == role.value), AUTO[role])
 
     def unmatched(self, modules: Collection[str]) -> tuple[str, ...]:
-        """Return the patterns of `keep` and `bits` that match no module of these names, and are no role."""
-        roles = {role.value for role in Role}
+        """Return the patterns of `keep` and `bits` that match no module of these names, and are no role with bits."""
+        roles = {role.value for role in ROUNDED}
         patterns = (*self.keep, *(name for name, _ in self._rules if name not in roles))
         return tuple(p for p in dict.fromkeys(patterns) if not any(fnmatchcase(name, p) for name in modules))
 

@@ -94,7 +94,9 @@ def rewrite(forward: fx.Graph, backward: fx.Graph, outputs: int, options: Compil
         from torch._functorch._aot_autograd.descriptors import SavedForBackwardsAOTOutput
 
         output.meta["desc"] = [*descriptions[:outputs], *map(SavedForBackwardsAOTOutput, range(len(kept)))]
-    return [_row(node, choice, parts.get(node, ())) for node, choice in choices.items()]
+    # Of several views of one value the first counts what they hold.
+    first = {base_of(node): node for node in reversed(choices) if not parts.get(node)}
+    return [_row(node, c, parts.get(node, ()), first.get(base_of(node)) is node) for node, c in choices.items()]
 
 
 def _parts_of(saved: Sequence[Any], parts: Mapping[fx.Node, tuple[fx.Node, ...]]) -> list[Any]:
@@ -334,8 +336,8 @@ def _restoring(choice: Choice, dtype: torch.dtype) -> "partial[Tensor]":
     return partial(dequantize, groups=groups, bits=bits, dtype=dtype)
 
 
-def _row(node: fx.Node, choice: Choice | None, parts: Sequence[fx.Node]) -> SavedTensor:
-    x = value_of(node)
+def _row(node: fx.Node, choice: Choice | None, parts: Sequence[fx.Node], is_first: bool) -> SavedTensor:
+    x, nbytes = value_of(node), sum(map(nbytes_of, parts)) if parts else nbytes_of(base_of(node)) * is_first
     is_input = base_of(node).op == "placeholder" and (choice is None or choice.bits is None)
     lines = re.findall(r'File "(.+?)", line (\d+)', node.meta.get("stack_trace") or "")  # the innermost last
     return SavedTensor(
@@ -347,7 +349,7 @@ def _row(node: fx.Node, choice: Choice | None, parts: Sequence[fx.Node]) -> Save
         role=choice.role.value if choice else Role.OTHER.value,
         bits=choice.bits if choice else None,
         exact_bytes=nbytes_of(node),
-        nbytes=0 if is_input else sum(map(nbytes_of, parts)) if parts else nbytes_of(node),
+        nbytes=0 if is_input else nbytes,
         reason=choice.reason if choice else "not a value of the forward pass",
         parts=tuple(part.name for part in parts),
     )

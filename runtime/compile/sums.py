@@ -97,8 +97,8 @@ def _readers(node: fx.Node) -> list[fx.Node]:
 
 
 def _sums(node: fx.Node, dimension: int) -> bool:
-    x = tensor_of(node)
-    return x is not None and [d % x.dim() for d in _summed_dimensions(node)] == [dimension % x.dim()]
+    x, dimensions = tensor_of(node), _summed_dimensions(node)  # of a number's gradient there are none that it keeps
+    return x is not None and len(dimensions) == 1 and (dimensions[0] - dimension) % x.dim() == 0
 
 
 def _completed(total: Tensor, p: Tensor, g: Tensor, *, dimension: int) -> Tensor:

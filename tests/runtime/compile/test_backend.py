@@ -80,7 +80,9 @@ class TestGradients:
         first = gradients(few, TOKENS)[1]
         other = gradients(few, TOKENS)[1]
         torch.manual_seed(1)
-        assert torch.equal(gradients(few, TOKENS)[1], first) and not torch.equal(other, first)
+        again = gradients(few, TOKENS)[1]
+        # Products on several threads, as MKL divides them, are not the same bit for bit.
+        assert (again - first).norm() < 1e-5 * first.norm() < 1e-2 * (other - first).norm()
 
     def test_a_row_of_zeros_has_none_in_weights(self):
         model = Weighted(nn.Linear(128, 64), torch.zeros(64, 64).index_fill(0, torch.tensor(3), 1.0))
@@ -397,6 +399,10 @@ class TestOptions:
             ({"group": 1}, "group is an integer not below 32"),
             ({"smallest": -1}, "smallest"),
             ({"keep": "blocks*"}, "a sequence of patterns"),
+            ({"keep": 5}, "a sequence of patterns"),
+            ({"bits": {3: 4}}, "have names"),
+            ({"bits": None, "budget": 10}, "with bits=None there are none"),
+            ({"recompute": True}, "from 0 to 1"),
             ({"recompute": 2}, "from 0 to 1"),
             ({"bits": None, "recompute": 0.5}, "recompute without bits is the backend fewbit's"),
             ({"tables": 3}, "tables is True or False"),

@@ -30,6 +30,18 @@ def compiled(model: nn.Module, **how: Any) -> nn.Module:
     return found
 
 
+def test_views_of_one_value_hold_it_once() -> None:
+    class Pairs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(64, 128), nn.Linear(64, 128)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (self.a(x)[:, :, None] + self.b(x)[:, None, :32]).logsumexp(1).square()
+
+    assert fewbit.compile_report(compiled(Pairs())).nbytes >= 2 * 256 * 128 * 4
+
+
 def test_what_was_compiled_again_counts_once_and_by_its_own_options() -> None:
     model = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 8))
     by_default, in_4_bits = compiled(model), compiled(model, options={"bits": 4})

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from compiled import exactly, few_bits
+from compiled import exactly, few_bits, gradient_error
 from torch import nn
 
 
@@ -123,3 +123,17 @@ def test_a_sum_over_all_dimensions_at_once_is_no_rows():
     torch.manual_seed(0)
     for exact, ours in gradients_of(function, torch.randn(256, 64), torch.randn(64, 64)):
         assert float((ours - exact).norm() / exact.norm()) < 0.3
+
+
+def test_a_learnt_number_times_a_softmax_has_a_gradient():
+    """Its sum keeps no dimensions: a ZeroDivisionError, in a Differential Transformer by hand."""
+
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.scale = nn.Linear(32, 64), nn.Linear(32, 64), nn.Parameter(torch.tensor(0.5))
+
+        def forward(self, x):
+            return (self.scale * self.a(x).softmax(-1) * self.b(x)).square().sum()
+
+    assert gradient_error(Scaled(), torch.randn(256, 32), bits="auto", smallest=0) < 0.1
