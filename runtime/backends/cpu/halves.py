@@ -63,4 +63,5 @@ def _has_instructions() -> bool:
     """Return whether Numba compiles for a processor known to convert float16 itself."""
     if platform.machine().lower() not in ("x86_64", "amd64", "i386", "i686"):
         return True
-    return not config.CPU_NAME and bool(binding.get_host_cpu_features().get("f16c", False))
+    asked = getattr(config, "CPU_NAME", None)  # NUMBA_CPU_NAME
+    return not asked and bool(binding.get_host_cpu_features().get("f16c", False))
