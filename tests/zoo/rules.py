@@ -179,6 +179,7 @@ REASONS: Mapping[tuple[str, str], Reason] = MappingProxyType(
         **{
             (name, "divided 4"): Reason(1.2, _OF_ZEROS, _no_token_of_zeros) for name in ("deepseek_v4", "lfm2", "olmoe")
         },
+        ("deepseek_v4", "divided"): Reason(0.6, _OF_ZEROS, _no_token_of_zeros),
         ("bailing_hybrid", "divided 4"): Reason(
             0.6, "noise goes through 63 substitutions of the delta rule", partial(_smaller_weights, factor=0.3)
         ),
