@@ -31,7 +31,7 @@ from torch import fx
 from ..layers.loss_over_chunks import chunked_loss
 from .attention import argument_names, is_attention
 from .codes import hint
-from .delicate import SCALING, Delicate, is_each, is_tamed, operands_of
+from .delicate import SCALING, Delicate, is_tamed, operands_of
 from .factors import FADES, arguments_of, is_constant, is_factor
 from .fading import crossing, fading, meeting
 from .levelling import is_below_largest, is_levelled, of_short_rows
@@ -145,34 +145,15 @@ def is_pinned(node: fx.Node) -> bool:
 
 
 def levelled(graph: fx.Graph, statistics: Collection[fx.Node]) -> set[fx.Node]:
-    """Return the values that are not computed again from rounded ones, since a statistic is gone (levelling.py), or
-    since they are differences of two values, which may be near, as what two networks make of one picture.
-    """
+    """Return the values that are not computed again from rounded ones, since a statistic is gone (levelling.py)."""
     found: set[fx.Node] = set()
-    of_gradient = of_gradients(graph)
     for node in graph.nodes:
-        if packet(node) is aten.sub and node not in of_gradient and _is_of_two(node, statistics):
-            found.add(node)
         # What is divided once may be divided again: it is in the range of its neighbours.
         if is_levelled(node, statistics) and not any(
             packet(o) is not aten.sub for o in operands_of(node.args[0]) & found
         ):
             found.add(node)
     return found
-
-
-def _is_of_two(node: fx.Node, statistics: Collection[fx.Node]) -> bool:
-    """Return whether a difference is of two values, each of its size, that both may be rounded."""
-    values = [a for a in node.args[:2] if isinstance(a, fx.Node) and a not in statistics and is_each(a, node)]
-    # Of two products it is a rotation, as of queries by their places, in which nothing is near.
-    is_rotation = all(packet(value) is aten.mul for value in values)
-    return len(values) == 2 and not is_rotation and all(_may_be_rounded(value, statistics) for value in values)
-
-
-def _may_be_rounded(node: fx.Node, statistics: Collection[fx.Node]) -> bool:
-    """Return whether a value is no function of inputs and statistics alone, element by element."""
-    made = (o for o in operands_of(node) if o.op == "call_function" and o not in statistics)
-    return any(not is_pointwise(o) and not is_view(o) for o in made)
 
 
 def weights_among(graph: fx.Graph, held: Collection[fx.Node], outputs: int) -> set[fx.Node]:
