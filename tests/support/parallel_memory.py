@@ -41,15 +41,11 @@ def peak_of_step(recorded):
 
 
 @contextmanager
-def ranks(kind, rank, meeting):
-    """Be one of several processes within the block. For FSDP2 no other is there, and nothing is sent: gloo's threads
-    let go of what they sent when they like, once two blocks' gradients late (4 MB of 40), and CUDA's streams do not."""
-    if kind == "ddp":
-        with group_of_two(rank, meeting):
-            yield
-    else:
-        dist.init_process_group("fake", rank=rank, world_size=PROCESSES, store=FakeStore())
-        yield
+def group_without_others(rank):
+    """Be one of two ranks of which the other is not there: nothing is sent. Gloo's threads let go of what they sent
+    when they like, once two blocks' gradients late (4 MB of 40), and CUDA's streams do not."""
+    dist.init_process_group("fake", rank=rank, world_size=PROCESSES, store=FakeStore())
+    yield
 
 
 rank, meeting, kind, part = int(sys.argv[1]), sys.argv[2], sys.argv[3], float(sys.argv[4])
@@ -65,7 +61,7 @@ plan = fewbit.plan(model, inputs, memory=budget, **setting)
 # For FSDP2 two gathered blocks and their whole gradients are counted at each moment of the backward pass, and one of
 # the four is there at least. Where the peak lies hangs on what the plan computes again, so on the machine's times.
 surplus = 0 if kind == "ddp" else 3 * sum(parameter.nbytes for parameter in model.layers[0].parameters())
-with ranks(kind, rank, meeting):
+with group_of_two(rank, meeting) if kind == "ddp" else group_without_others(rank):
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         torch.manual_seed(0)
         model = Net(layers, width=256)

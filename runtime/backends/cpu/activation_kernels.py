@@ -12,16 +12,16 @@ Codes without a lookup. code(x) = c_0 + Σ_i [x > b_i] (c_{i+1} − c_i): a sum 
 instructions. Past `LINEAR_LIMIT` boundaries a branch-free binary search takes over.
 """
 
+import platform
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import carray, njit, types  # pyright: ignore[reportPrivateImportUsage]
+from llvmlite import binding, ir
+from numba import carray, config, njit, types  # pyright: ignore[reportPrivateImportUsage]
 from numba.extending import intrinsic
 
-from . import halves
 from .compilation import compile_kernel
 from .threads import JOB_WORDS, Kernel
 
@@ -42,6 +42,63 @@ def _pointer(typingctx: Any, address: Any, like: Any) -> Any:
     return signature, generate
 
 
+# float16 by integers where the processor may have no instructions for it: without F16C, on x86 before 2012 or for
+# NUMBA_CPU_NAME=generic, LLVM calls functions of compilers' libraries (`__extendhfsf2`), which are not in Python's
+# process: such a kernel ended in a segmentation fault.
+
+_WORD, _SINGLE = ir.IntType(32), ir.FloatType()
+_REBIAS = 112 << 23  # of exponents, in the bits of a float32
+_INFINITY, _QUIET = 0x7F800000, 0x00400000
+
+
+def _widen_half(builder: Any, stored: Any) -> Any:
+    """Write the conversion of a float16, given as uint16, to float32."""
+    if _converts_halves():
+        return builder.fpext(builder.bitcast(stored, ir.HalfType()), _SINGLE)
+    bits = builder.zext(stored, _WORD)
+    size = builder.and_(bits, _WORD(0x7FFF))
+    moved = builder.shl(size, _WORD(13))
+    normal = builder.add(moved, _WORD(_REBIAS))
+    # Not as a subnormal float32, which `set_flush_denormal` makes 0.
+    subnormal = builder.bitcast(builder.fmul(builder.uitofp(size, _SINGLE), _SINGLE(2.0**-24)), _WORD)
+    special = builder.or_(moved, _WORD(_INFINITY))
+    nan = builder.or_(special, _WORD(_QUIET))
+    found = builder.select(builder.icmp_unsigned("<", size, _WORD(0x400)), subnormal, normal)
+    found = builder.select(builder.icmp_unsigned(">=", size, _WORD(0x7C00)), special, found)
+    found = builder.select(builder.icmp_unsigned(">", size, _WORD(0x7C00)), nan, found)
+    sign = builder.shl(builder.and_(bits, _WORD(0x8000)), _WORD(16))
+    return builder.bitcast(builder.or_(found, sign), _SINGLE)
+
+
+def _narrow_half(builder: Any, x: Any) -> Any:
+    """Write the conversion of a float32 to the nearest float16, as uint16."""
+    if _converts_halves():
+        return builder.bitcast(builder.fptrunc(x, ir.HalfType()), ir.IntType(16))
+    bits = builder.bitcast(x, _WORD)
+    size = builder.and_(bits, _WORD(0x7FFFFFFF))
+    upper = builder.lshr(size, _WORD(13))
+    odd = builder.and_(upper, _WORD(1))
+    rounded = builder.add(size, builder.add(odd, _WORD(0xFFF)))
+    normal = builder.lshr(builder.sub(rounded, _WORD(_REBIAS)), _WORD(13))
+    # Beside a half a float32 has the steps of float16's subnormal numbers.
+    beside_half = builder.bitcast(builder.fadd(builder.bitcast(size, _SINGLE), _SINGLE(0.5)), _WORD)
+    subnormal = builder.sub(beside_half, _WORD(0x3F000000))
+    nan = builder.or_(builder.and_(upper, _WORD(0x3FF)), _WORD(0x7E00))
+    found = builder.select(builder.icmp_unsigned("<", size, _WORD(0x38800000)), subnormal, normal)
+    found = builder.select(builder.icmp_unsigned(">=", size, _WORD(0x477FF000)), _WORD(0x7C00), found)  # 65,520
+    found = builder.select(builder.icmp_unsigned(">", size, _WORD(_INFINITY)), nan, found)
+    sign = builder.and_(builder.lshr(bits, _WORD(16)), _WORD(0x8000))
+    return builder.trunc(builder.or_(found, sign), ir.IntType(16))
+
+
+def _converts_halves() -> bool:
+    """Return whether Numba compiles for a processor known to convert float16 itself."""
+    if platform.machine().lower() not in ("x86_64", "amd64", "i386", "i686"):
+        return True
+    asked = getattr(config, "CPU_NAME", None)  # NUMBA_CPU_NAME
+    return not asked and bool(binding.get_host_cpu_features().get("f16c", False))
+
+
 # The format's name, a constant in the calling kernel, selects what the next two do. (Functions in the kernel's closure
 # would work too, but Numba would not find such a kernel in its disk cache.)
 
@@ -53,7 +110,7 @@ def _widen(typingctx: Any, value: Any, name: Any) -> Any:
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         if format_name == "float16":
-            return halves.widened(builder, args[0])
+            return _widen_half(builder, args[0])
         if format_name == "bfloat16":
             word = ir.IntType(32)
             return builder.bitcast(builder.shl(builder.zext(args[0], word), word(16)), ir.FloatType())
@@ -69,7 +126,7 @@ def _narrow(typingctx: Any, value: Any, name: Any) -> Any:
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         if format_name == "float16":
-            return halves.narrowed(builder, args[0])
+            return _narrow_half(builder, args[0])
         if format_name == "bfloat16":
             word = ir.IntType(32)
             bits = builder.bitcast(args[0], word)

@@ -14,7 +14,7 @@ from numba.extending import intrinsic
 
 from ...tensors import philox, rotation, traits
 from ...tensors.philox import KEY_STEPS, MULTIPLIERS, ROUNDS
-from . import activation_kernels, halves, vector_code, vectors
+from . import activation_kernels, vector_code, vectors
 from .activation_kernels import GROUP, _load_word, _narrow, _pack, _store_word, _take, _vector, _widen
 from .compilation import compile_kernel
 from .threads import Kernel
@@ -40,7 +40,7 @@ def build(body: Callable[[Any], None], *parts: ModuleType) -> Kernel:
 
 @cache
 def _digest(*own: ModuleType) -> str:
-    parts = (activation_kernels, halves, philox, rotation, traits, vector_code, vectors, *own)
+    parts = (activation_kernels, philox, rotation, traits, vector_code, vectors, *own)
     files = (__file__, *(str(part.__file__) for part in parts))
     return sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()[:8]
 

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from fewbit.runtime.backends.cpu import halves
+from fewbit.runtime.backends.cpu import activation_kernels
 from fewbit.runtime.backends.cpu.activation_kernels import FORMATS, _narrow, _widen
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,10 +58,10 @@ def test_not_a_number_stays_one_whatever_its_lower_bits(name):
     assert torch.from_numpy(result.view(np.int16)).view(getattr(torch, name)).isnan().all()
 
 
-@pytest.mark.parametrize("has_instructions", sorted({halves._has_instructions(), False}))
+@pytest.mark.parametrize("has_instructions", sorted({activation_kernels._converts_halves(), False}))
 def test_float16_is_converted_as_torch_does_whatever_the_processor(monkeypatch, has_instructions):
     """Without F16C the compiler's own conversion was a call into nothing: a segmentation fault."""
-    monkeypatch.setattr(halves, "_has_instructions", lambda: has_instructions)
+    monkeypatch.setattr(activation_kernels, "_converts_halves", lambda: has_instructions)
 
     @njit
     def convert(stored, singles, widened, narrowed):
