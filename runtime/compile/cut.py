@@ -54,8 +54,8 @@ from .rotated import Rotation, rotation_of
 
 _KEY = "fewbit"
 _BOOLEANS = 2048  # most truth values in a group, which has no parameters
-# Turned, they err by a share of 1 also where they are ±1, and 1 − y² is 0.
-_SATURATED = (aten.tanh, aten.sigmoid)
+# Turned, or less a mean, they err also where they are ±1, and 1 − y² is 0, whatever that is multiplied with.
+SATURATED = (aten.tanh, aten.sigmoid)
 # Floating-point by torch's word: two numbers in a byte, and exponents alone, of which a group's largest is all but all.
 _NO_NUMBERS = {getattr(torch, name, None) for name in ("float4_e2m1fn_x2", "float8_e8m0fnu")}
 
@@ -165,7 +165,7 @@ def rounded(node: fx.Node, role: Role, bits: int, options: CompileOptions) -> Ch
         return Choice(role, None, None, exact, "small")
     if x.dtype in _NO_NUMBERS:
         return Choice(role, None, None, exact, name_of(x.dtype))
-    if options.rotates(role, bits) and packet(node) not in _SATURATED and FADES not in node.meta:
+    if options.rotates(role, bits) and packet(node) not in SATURATED and FADES not in node.meta:
         unbiased = role not in (Role.SCORES, Role.NONLINEAR) and options.rounding == "stochastic"
         rotation = rotation_of(x, bits, options.group, unbiased=unbiased, centered=role is Role.SCORES)
         if rotation is not None and (few := rotation.nbytes(x)) < exact:

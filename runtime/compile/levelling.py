@@ -64,7 +64,7 @@ def is_levelled(node: fx.Node, statistics: Collection[fx.Node]) -> bool:
 
 def _is_of_own_statistic(node: fx.Node, statistics: Collection[fx.Node]) -> bool:
     """Return whether the second argument is a statistic of the first, and differs within groups of it."""
-    if node.args[1] not in statistics or not _differs_within_groups(node.args[1], node.args[0]):
+    if node.args[1] not in statistics or not differs_within_groups(node.args[1], node.args[0]):
         return False
     reduced = _own_reductions(node, statistics)
     return bool(reduced) and (packet(node) is not aten.sub or not all(packet(n) in _EXTREMES for n in reduced))
@@ -157,7 +157,7 @@ def _reductions_behind(node: fx.Node, statistics: Collection[fx.Node]) -> list[f
     return found
 
 
-def _differs_within_groups(statistic: Any, value: Any) -> bool:
+def differs_within_groups(statistic: Any, value: Any) -> bool:
     """Return whether a statistic of several elements is another for some elements of a group of `value`."""
     base = base_of(value) if isinstance(value, fx.Node) else None
     while packet(statistic) is aten.expand:

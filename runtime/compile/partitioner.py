@@ -1,12 +1,14 @@
 """Divides a joint graph into forward and backward pass with few bits between them.
 
 1  annotate  each value by its role (roles.py): what saving it would cost with its role's bits (cut.py)
-2  cut       torch's min-cut with these costs chooses what is saved and what is computed again (cut.py)
+2  cut       torch's min-cut with these costs chooses what is saved and what is computed again (cut.py); where rows may
+             hardly differ, once more, with codes of what they differ by (centering.py)
 3  rewrite   quantize what is saved after its last use in the forward graph, dequantize it before its first in the
              backward graph (rewrite.py, codes.py)
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from math import inf
 from typing import Any
 
 from torch import Tensor, fx
@@ -18,6 +20,7 @@ from torch.utils.flop_counter import flop_registry
 from ...tables import FewbitError
 from .attention import arguments_by_name, defer, expand, is_attention, is_projection
 from .branches import bound_branches
+from .centering import center
 from .codes import hint
 from .cut import (
     annotate,
@@ -90,7 +93,7 @@ class FewbitPartitioner(_CustomPartitioner):
         if not joint_inputs:  # a region that is compiled apart: nothing says which of its inputs are weights
             return divide(gm, joint_inputs, kwargs)
         results = kwargs["num_fwd_outputs"]
-        budget = None if self.options.budget is None else int(self.options.budget)
+        budget = inf if self.options.budget is None else int(self.options.budget)
         exact = saved_bytes(divide(gm, joint_inputs, kwargs)[0].graph, results)
         if self.options.bits_for(Role.LINEAR, ()) is not None:
             merge(gm.graph, self.options.bits_for(Role.FACTOR, ()) if self.options.tables else None, fades)
@@ -99,12 +102,12 @@ class FewbitPartitioner(_CustomPartitioner):
         copy_mutated(gm.graph, mutated)
         as_it_is = fx_graph_cse(gm.graph)
         defer(gm.graph, self.rounds)
-        restored = scale_back(gm.graph, results, statistics_of(gm.graph), self.is_rounded, is_saved_itself)
+        statistics = statistics_of(gm.graph)
+        restored = {n.name for n in scale_back(gm.graph, results, statistics, self.is_rounded, is_saved_itself)}
         placeholders = gm.graph.find_nodes(op="placeholder")
         held = [placeholders[i] for i in kwargs["static_lifetime_input_indices"]]
         weights = {node.name for node in weights_among(gm.graph, held, results)}
-        roles = self.roles(gm.graph, weights, mutated)
-        roles |= {node: Role.OTHER for node in restored if roles.get(node) in ROUNDED}
+        roles = self.roles(gm.graph, weights, mutated, restored)
         pin(gm.graph, roles)
         nbytes = 0
         for less in range(8):
@@ -115,8 +118,18 @@ class FewbitPartitioner(_CustomPartitioner):
                 roles = self.roles(gm.graph, weights, mutated)
                 roles = {node: Role.OTHER if role in ROUNDED else role for node, role in roles.items()}
                 forward, backward = self.divide(gm, joint_inputs, kwargs, roles)
+            elif less == 0:
+                nbytes, as_it_was = saved_bytes(forward.graph, results), fx_graph_cse(gm.graph)
+                sums, means = center(gm.graph, _in_codes(forward.graph, results))
+                for graph in [gm.graph, as_it_was] if sums else []:
+                    gm.graph = graph
+                    roles = self.roles(graph, weights, mutated, restored | {node.name for node in sums})
+                    pin(graph, roles)
+                    forward, backward = self.divide(gm, joint_inputs, kwargs, roles)
+                    if saved_bytes(forward.graph, results) <= min(nbytes + means, exact, budget):
+                        break
             nbytes = saved_bytes(forward.graph, results)
-            if budget is None or nbytes <= budget:
+            if nbytes <= budget:
                 save_in_own_memory(forward.graph, results, weights)
                 return self.finish(forward, backward, results, exact)
         raise FewbitError(f"1 bit for each value takes {nbytes:,} bytes, the budget is {budget:,}")
@@ -136,10 +149,13 @@ class FewbitPartitioner(_CustomPartitioner):
         x = tensor_of(node)
         return x is not None and hint(x.numel()) >= self.options.smallest
 
-    def roles(self, graph: fx.Graph, weights: Collection[str], mutated: Collection[str]) -> dict[fx.Node, Role]:
-        """Return the role of each value of a joint graph with placeholders of these names."""
+    def roles(
+        self, graph: fx.Graph, weights: Collection[str], mutated: Collection[str], restored: Collection[str] = ()
+    ) -> dict[fx.Node, Role]:
+        """Return the role of each value of a joint graph with placeholders of these names; `restored` are exact."""
         placeholders = graph.find_nodes(op="placeholder")
         roles = classify(graph, {node for node in placeholders if node.name in weights})
+        roles |= {n: Role.OTHER for n, role in roles.items() if n.name in restored and role in ROUNDED}
         return roles | {node: Role.MUTATED for node in roles if base_of(node).name in mutated}
 
     def divide(
@@ -185,6 +201,15 @@ class FewbitPartitioner(_CustomPartitioner):
             module.graph.lint()
             module.recompile()
         return (forward, backward), GraphReport(tuple(saved), exact, again, moved, unmatched)
+
+
+def _in_codes(forward: fx.Graph, results: int) -> set[str]:
+    """Return the names of what a forward graph saves in codes of groups, other than attention's."""
+    returned, saved = results_and_saved(forward, results)
+    visible = {base_of(node) for node in returned if isinstance(node, fx.Node)}
+    choices = {node.name: choice for node in saved if (choice := choice_of(node)) and base_of(node) not in visible}
+    few = {name: choice for name, choice in choices.items() if choice.bits is not None and choice.table is None}
+    return {name for name, choice in few.items() if choice.role in (Role.LINEAR, Role.FACTOR, Role.NONLINEAR)}
 
 
 # ---- what computing attention again costs ----------------------------------------------------------------------------

@@ -188,15 +188,14 @@ class _Probe:
         parts = [(rounded, self.x), (self.x, rounded)][self.prober.half]
         return torch.cat([part.tensor_split([middle], dim)[i] for i, part in enumerate(parts)], dim)
 
-    @property
-    def in_groups(self) -> dict[int, float]:
-        """The squared errors in groups, by bits."""
-        return _variances(self.x, partial(PerGroup, group_size=self.quantizer.group_size))
+    def in_groups(self, bits: Iterable[int] = BITS) -> dict[int, float]:
+        """Return the squared errors in groups, by bits."""
+        return _variances(self.x, partial(PerGroup, group_size=self.quantizer.group_size), bits)
 
     def errors(self, noise: float, bias: float, variances: Mapping[int, float] | None = None) -> Errors:
         """Return the errors for all numbers of bits of those at `PROBE` bits, which are as the variances: by default
         those in groups."""
-        variances = self.in_groups if variances is None else variances
+        variances = self.in_groups() if variances is None else variances
         share = {bits: v / variances[PROBE] if variances[PROBE] else 0.0 for bits, v in variances.items()}
         return Errors(share, share).times(noise, bias)
 
@@ -229,7 +228,7 @@ def _serves(probe: _Probe) -> bool:
     """
     own = outliers_bytes(probe.x.numel(), probe.x.dtype, PROBE)
     more = min((b for b in BITS if probe.x.numel() * (b + 0.125) / 8 >= own), default=max(BITS))
-    return _variances(probe.x, outliers_of)[PROBE] < probe.in_groups[more] / 2
+    return _variances(probe.x, outliers_of, [PROBE])[PROBE] < probe.in_groups([more])[more] / 2
 
 
 @dataclass(frozen=True)
