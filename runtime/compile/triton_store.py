@@ -32,6 +32,7 @@ def _install() -> bool:
     """Tell Inductor how to write `pack_block`; return whether this version can be told."""
     try:
         from torch._inductor.codegen.common import DeferredLine
+        from torch._inductor.codegen.simd import SIMDScheduling
         from torch._inductor.codegen.triton import TritonKernel
         from torch._inductor.lowering import register_lowering
         from torch._inductor.scheduler import FusedSchedulerNode, Scheduler, SchedulerNode
@@ -51,6 +52,7 @@ def _install() -> bool:
     for loops in (SchedulerNode, FusedSchedulerNode):
         _keep_innermost(loops)
     _keep_out_of_templates(Scheduler)
+    _keep_tiles_of_blocks(SIMDScheduling)
     register_lowering(planes.pack_block, type_promotion_kind=None)(_lower)
     return True
 
@@ -82,10 +84,33 @@ def _keep_out_of_templates(scheduler: Any) -> None:
     scheduler.can_fuse = can_fuse
 
 
+def _keep_tiles_of_blocks(scheduling: Any) -> None:
+    """Let each dimension of a kernel that packs have whole blocks, or make it one: of (…, 12, 64) it had 12."""
+    tile = getattr(scheduling, "get_tiling_and_scores", None)
+    if tile is None:  # before torch 2.8
+        return
+
+    def get_tiling_and_scores(
+        cls: Any, schedule: Any, numel: Any, reduction_numel: Any = sympy.S.One, *more: Any
+    ) -> Any:
+        from torch._inductor.virtualized import V
+
+        chosen, scores = tile.__func__(cls, schedule, numel, reduction_numel, *more)
+        packing = any(_is_packing(getattr(one, "node", None)) for one in schedule)
+        if packing and not all(V.graph.sizevars.statically_known_multiple_of(size, BLOCK) for size in chosen.values()):
+            return cls.create_tiling([numel], [reduction_numel]), None
+        return chosen, scores
+
+    scheduling.get_tiling_and_scores = classmethod(get_tiling_and_scores)
+
+
 def _packs(loops: Any) -> bool:
     """Return whether one of the loops fused so far packs codes."""
-    modes = (getattr(getattr(n.node, "data", None), "scatter_mode", None) for n in loops.get_nodes())
-    return any(str(mode).startswith(_MODE) for mode in modes)
+    return any(_is_packing(loop.node) for loop in loops.get_nodes())
+
+
+def _is_packing(loop: Any) -> bool:
+    return str(getattr(getattr(loop, "data", None), "scatter_mode", None)).startswith(_MODE)
 
 
 def _lower(codes: Any, width: int) -> Any:

@@ -36,8 +36,8 @@ def activation(x: Tensor, function: str, parameters: Sequence[float], table: str
     return y, packed
 
 
-# What autocast computes in float32 on CUDA (ATen's autocast_mode.h), and returns so.
-_IN_FLOAT32 = frozenset(("softplus",))
+# What autocast computes in float32 on CUDA (ATen's autocast_mode.h), and returns so; a square is a power.
+_IN_FLOAT32 = frozenset(("softplus", "squared_relu"))
 
 
 def is_widened(x: Tensor, function: str) -> bool:

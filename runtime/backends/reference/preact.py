@@ -91,10 +91,14 @@ def decode(packed: Tensor, γ: Tensor, β: Tensor, bits: int, slope: float, out:
     """Return Ã₃, in the form of the dense tensor `out`, which is overwritten."""
     meaning = preact_quant_params(γ, β, bits)
     dequantize_by(packed, meaning.channels, channel_run(out.shape, out.stride(), 1), bits, out)
+    below = out
+    if slope:  # times what is not rounded yet, as kernels do
+        below = out.to(torch.promote_types(out.dtype, torch.float32))
+        dequantize_by(packed, meaning.channels, channel_run(out.shape, out.stride(), 1), bits, below)
     code = unpack(packed, bits, out.numel()).int()
     positive = torch.empty_strided(out.shape, out.stride(), dtype=torch.bool, device=out.device)
     flat(positive).copy_(code >= meaning.channels.zero[_channel(out, γ)])
-    return torch.where(positive, out, slope * out if slope else 0)
+    return torch.where(positive, out, (slope * below).to(out.dtype) if slope else 0)
 
 
 def through_normalization(

@@ -27,7 +27,7 @@ def assert_launched(backend, kernels):
 
 
 @pytest.mark.sample(37)
-@pytest.mark.parametrize("slope", [0.0, 0.1])
+@pytest.mark.parametrize("slope", [0.0, 0.01])
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize(
     ("dtype", "bits"), [(torch.float32, 1), (torch.float32, 3), (torch.float32, 4), (torch.bfloat16, 4)]
@@ -40,8 +40,8 @@ def test_are_as_plain_torch(backend, dtype, bits, name, slope):
     assert torch.equal(packed, expected[0])
     assert torch.equal(A, expected[1]) and A.stride() == expected[1].stride()
     precision = torch.finfo(dtype).eps
-    # Ã₃ of a leaky ReLU and dx are rounded once, and by plain torch twice; sums are added in another order.
-    torch.testing.assert_close(activated, expected[2], rtol=precision if slope else 0, atol=0)
+    # dx is rounded once, and by plain torch twice; sums are added in another order.
+    torch.testing.assert_close(activated, expected[2], rtol=0, atol=0)
     for ours, theirs in zip((dx, dγ, dβ), expected[3:], strict=True):
         scale = theirs.abs().max().item()
         tolerance = 2 * precision if ours.dtype == dtype else 1e-5

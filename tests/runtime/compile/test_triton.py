@@ -91,6 +91,27 @@ def test_sizes_may_vary(written):
     assert re.search(r"\bs\d+ = ", graphs[0].text)  # a size that varies
 
 
+class Masked(nn.Module):
+    """A mask of (64, 12) a row, of a value that comes transposed."""
+
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(WIDTH, 12 * 64)
+        self.register_buffer("down", torch.randn(12, 8))
+
+    def forward(self, x):
+        h = self.up(x).view(-1, 12, 64).mT.contiguous()
+        return (h.where(h.abs() > 0.3, 0.0) @ self.down).relu()
+
+
+def test_words_are_written_where_a_dimension_of_the_kernel_would_cut_them(tmp_path):
+    """Inductor would have a dimension of the 12: one and a half words of the mask, which Triton refuses."""
+    with pretended_h100():
+        forward, _ = triton_code(Masked(), (torch.randn(2048, WIDTH, requires_grad=True),), "fewbit")
+    (name,) = (name for name, text in forward.kernels.items() if "tl.reshape(tl.broadcast" in text)
+    machine_code(forward, name, 90, tmp_path)
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("capability", [80, 90, 100])
 def test_machine_code_cuts_bits_without_floors(written, capability, tmp_path):
