@@ -4,7 +4,7 @@
 2  cut       torch's min-cut with these costs chooses what is saved and what is computed again (cut.py); where rows may
              hardly differ, once more, with codes of what they differ by (centering.py)
 3  rewrite   quantize what is saved after its last use in the forward graph, dequantize it before its first in the
-             backward graph (rewrite.py, codes.py)
+             backward graph (rewrite.py, codes.py), and write results there over what is read no more (in_place.py)
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -38,6 +38,7 @@ from .cut import (
 )
 from .factors import merge
 from .host import offload
+from .in_place import overwrite
 from .levelling import scale_back, unite
 from .nodes import base_of, packet, tensor_of
 from .options import CompileOptions, torch_budget
@@ -196,6 +197,7 @@ class FewbitPartitioner(_CustomPartitioner):
         if (most := self.options.host_memory) is not None:
             codes = {part for tensor in saved if tensor.bits is not None for part in tensor.parts}
             moved = offload(forward, backward, results, codes, int(most))
+        overwrite(backward.graph)
         for module in (forward, backward):
             module.graph.eliminate_dead_code()
             module.graph.lint()
