@@ -32,6 +32,7 @@ from ..quantizers.per_group import LEAST_ROW
 from ..tensors.packing import packed_size
 from ..tensors.traits import name_of
 from . import integers
+from .certain import type_of_places
 from .codes import Groups, groups_of, hint
 from .factors import FADES, arguments_of, is_near, table_of
 from .nodes import (
@@ -51,6 +52,7 @@ from .options import CompileOptions, torch_budget
 from .planes import planes_of
 from .roles import ROUNDED, TO_NEAREST, Role, is_pinned, levelled, statistics_of
 from .rotated import Rotation, rotation_of
+from .sums import probability_dimension
 
 _KEY = "fewbit"
 _BOOLEANS = 2048  # most truth values in a group, which has no parameters
@@ -72,6 +74,7 @@ class Choice:
         reason: why it is exact, or "".
         table: of a factor that is saved as codes of a table; without groups.
         rotation: of its rows, if their groups are turned (rotated.py); without groups.
+        apart: dimension over which probabilities sum to 1, of which those above 1/2 are saved as 1 − p (certain.py).
     """
 
     role: Role
@@ -81,6 +84,7 @@ class Choice:
     reason: str = ""
     table: Table | None = None
     rotation: Rotation | None = None
+    apart: int | None = None
 
     @property
     def is_to_nearest(self) -> bool:
@@ -175,7 +179,14 @@ def rounded(node: fx.Node, role: Role, bits: int, options: CompileOptions) -> Ch
     if groups is None:
         return Choice(role, None, None, exact, "no groups")
     few = elements * bits // 8 + elements // groups.size * parameters
-    return Choice(role, bits, groups, few) if few < exact else Choice(role, None, None, exact, "few already")
+    apart = probability_dimension(node) if role is Role.PROBABILITIES else None
+    if apart is not None and isinstance(size := x.shape[apart], int):
+        few += elements // size * type_of_places(size).itemsize
+    else:
+        apart = None
+    return (
+        Choice(role, bits, groups, few, apart=apart) if few < exact else Choice(role, None, None, exact, "few already")
+    )
 
 
 def place_of(node: fx.Node) -> str:

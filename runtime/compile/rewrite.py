@@ -15,6 +15,7 @@ from ...tables import FewbitError
 from .. import ops
 from ..tensors.levels import table_text
 from ..tensors.traits import name_of
+from .certain import set_apart
 from .codes import (
     Form,
     dequantize,
@@ -78,12 +79,17 @@ def rewrite(forward: fx.Graph, backward: fx.Graph, outputs: int, options: Compil
     forward.eliminate_dead_code()  # the factors themselves, which would read their arguments at the end of the pass
     turned = {node: choice for node, choice in rounded.items() if choice.rotation is not None}
     rounded = {node: choice for node, choice in rounded.items() if choice.rotation is None}
+    dimensions = {node: choice.apart for node, choice in rounded.items() if choice.apart is not None}
+    pairs = set_apart(forward, backward, dimensions, splicer)
+    rounded = {pairs[node][0] if node in pairs else node: choice for node, choice in rounded.items()}
+    output.args = ((*results, *_parts_of(saved, parts | {p: (q, place) for p, (q, place, _) in pairs.items()})),)
     parts |= _quantize_all(forward, rounded, options, splicer)
     keys = draw_keys(forward, turned, splicer)
     parts |= quantize_turned(forward, turned, keys, splicer)
     dequantize_turned(backward, turned, keys, parts, tensors, splicer)
     _multiply_all(backward, encoded, parts, splicer)
-    _dequantize_all(backward, rounded, parts, splicer)
+    _dequantize_all(backward, rounded, parts, {q: reading for q, _, reading in pairs.values()}, splicer)
+    parts |= {p: (*parts.pop(q), place) for p, (q, place, _) in pairs.items()}
     for node in parts:
         for part in parts[node] if node.meta.get(_UNCHECKED) else ():
             part.meta[_UNCHECKED] = True
@@ -302,16 +308,21 @@ def _dequantize_all(
     graph: fx.Graph,
     rounded: Mapping[fx.Node, Choice],
     parts: Mapping[fx.Node, tuple[fx.Node, ...]],
+    reading: Mapping[fx.Node, fx.Node],
     splicer: Splicer,
 ) -> None:
-    """Replace the placeholder of each saved value by those of its parts, dequantized right before its first use."""
-    placeholders = {node.name: node for node in graph.find_nodes(op="placeholder")}
+    """Replace the placeholder of each saved value by those of its parts, dequantized right before its first use.
+
+    The placeholders have the values' names, but for those that `reading` has.
+    """
+    named = {node.name: node for node in graph.find_nodes(op="placeholder")}
+    placeholders = {node: reading.get(node) or named[node.name] for node in rounded}
     order = {node: place for place, node in enumerate(graph.nodes)}
 
-    for call in _calls(rounded, lambda node: before_first_use(placeholders[node.name], order)):
+    for call in _calls(rounded, lambda node: before_first_use(placeholders[node], order)):
         inputs: list[fx.Node] = []
         for node in call.nodes:
-            with graph.inserting_before(placeholders[node.name]):
+            with graph.inserting_before(placeholders[node]):
                 inputs += [placeholder(graph, part) for part in parts[node]]
         choices, dtype = [rounded[node] for node in call.nodes], call.nodes[0].meta["val"].dtype
         if call.by_kernel:
@@ -321,8 +332,8 @@ def _dequantize_all(
         with graph.inserting_before(call.before):
             values = splicer.splice(graph, function, *inputs)
         for node, value in zip(call.nodes, values, strict=True):
-            placeholders[node.name].replace_all_uses_with(value)
-            graph.erase_node(placeholders[node.name])
+            placeholders[node].replace_all_uses_with(value)
+            graph.erase_node(placeholders[node])
             complete_sums(graph, node, value, splicer)
 
 

@@ -312,10 +312,22 @@ def _sinks(
 
 
 def _is_difference(node: fx.Node) -> bool:
-    """Return whether the value is a difference, such as scores less their maximum."""
-    while is_view(node) or packet(node) in (prims.convert_element_type, aten._to_copy, aten.clone):
+    """Return whether the value is a difference, such as scores less their maximum, perhaps times a number.
+
+    Inductor writes softmax(x / c) as one of (x − max x) / c, if that is finite, and of x / c − max(x / c).
+    """
+    while True:
+        if packet(node) is aten.where:
+            return any(isinstance(branch, fx.Node) and _is_difference(branch) for branch in node.args[1:])
+        if not (
+            _is_scaled(node) or is_view(node) or packet(node) in (prims.convert_element_type, aten._to_copy, aten.clone)
+        ):
+            return packet(node) is aten.sub
         node = node.all_input_nodes[0]
-    return packet(node) is aten.sub
+
+
+def _is_scaled(node: fx.Node) -> bool:
+    return packet(node) in (aten.mul, aten.div) and len(node.all_input_nodes) == 1
 
 
 def _role_in_gradient(node: fx.Node, user: fx.Node, state: int, facts: Delicate) -> Role:
@@ -357,11 +369,12 @@ def _delicate_role(node: fx.Node, user: fx.Node, facts: Delicate) -> Role | None
 
 
 def _leads_to_an_exponential(node: fx.Node) -> bool:
-    """Return whether a sum is an exponential's argument, perhaps with further terms."""
+    """Return whether a sum is an exponential's argument, perhaps with further terms, or times a number."""
     if packet(node) in EXPONENTIALS or packet(node) is aten.logcumsumexp:
         return True
-    sums = (aten.add, aten.sub, aten.clone, prims.rev, prims.convert_element_type)
-    return packet(node) in sums and any(_leads_to_an_exponential(user) for user in node.users)
+    sums = (aten.add, aten.sub, aten.where, aten.clone, prims.rev, prims.convert_element_type)
+    passes = packet(node) in sums or _is_scaled(node)
+    return passes and any(_leads_to_an_exponential(user) for user in node.users)
 
 
 def _state_after(node: fx.Node, user: fx.Node, state: int, facts: Delicate) -> "int | Role | None":

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor, fx
 
-from .nodes import EXPONENTIALS, SAME, descendants, packet, shape_of, tensor_of, unconverted
+from .nodes import EXPONENTIALS, SAME, descendants, is_view, packet, shape_of, tensor_of, unconverted
 from .splice import Splicer
 
 aten = torch.ops.aten
@@ -119,6 +119,38 @@ def _softmax_dimension(node: fx.Node) -> int | None:
     powers, total = (unconverted(argument) for argument in node.args)  # pyright: ignore[reportArgumentType]
     dimensions = _summed_dimensions(total) if _summed_powers(total) is powers else ()
     return dimensions[0] if len(dimensions) == 1 else None
+
+
+def probability_dimension(node: fx.Node) -> int | None:
+    """Return the dimension over which the value sums to 1, a softmax or the exponential of its logarithm, or None."""
+    if (dimension := _softmax_dimension(node)) is not None:
+        return dimension
+    power = unconverted(node)
+    difference = _bare(power.all_input_nodes[0]) if packet(power) in EXPONENTIALS else power
+    if packet(difference) is not aten.sub or not all(isinstance(argument, fx.Node) for argument in difference.args[:2]):
+        return None
+    x, subtracted = (_bare(argument) for argument in difference.args[:2])  # pyright: ignore[reportArgumentType]
+    terms = [*map(_bare, subtracted.all_input_nodes)] if packet(subtracted) is aten.add else [subtracted]
+    for logarithm in [term for term in terms if packet(term) is aten.log]:
+        total = _bare(logarithm.all_input_nodes[0])
+        powers = unconverted(total.all_input_nodes[0]) if packet(total) is aten.sum else total
+        summed = total.args[1] if packet(total) is aten.sum and len(total.args) > 1 else ()
+        if packet(powers) not in EXPONENTIALS or not isinstance(summed, list | tuple) or len(summed) != 1:
+            continue
+        # Of a logsumexp the sum is of exponentials of x less its maximum, and the maximum is added to the logarithm.
+        base = _bare(powers.all_input_nodes[0])
+        less = [*map(_bare, base.all_input_nodes)] if packet(base) is aten.sub else [base]
+        others = [term for term in terms if term is not logarithm]
+        if (base is x and not others) or (less == [x, *others] and others):
+            return int(summed[0])  # pyright: ignore[reportArgumentType]
+    return None
+
+
+def _bare(node: fx.Node) -> fx.Node:
+    """Return the node whose values, in another dtype or shape perhaps, those of `node` are."""
+    while packet(node) in SAME or (node.op == "call_function" and is_view(node)):
+        node = node.all_input_nodes[0]
+    return node
 
 
 def _summed_powers(node: fx.Node) -> fx.Node | None:

@@ -13,7 +13,10 @@ from fewbit.runtime.compile.roles import classify
 from functorch.compile import make_boxed_func
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
+from torch._guards import detect_fake_mode
 from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+from torch._inductor.virtualized import V
 from torch.nn import functional as F
 
 
@@ -23,9 +26,14 @@ def op_by_op(partitioner):
     def run(graph, inputs, **_):
         return make_boxed_func(graph.forward)
 
+    def partition(graph, inputs, **how):
+        with V.set_fake_mode(detect_fake_mode(inputs)):
+            joint_graph_passes(graph)  # as Inductor does: it writes a softmax of x / c otherwise
+        return partitioner(graph, inputs, **how)
+
     def backend(gm, inputs):
         compiler = aot_autograd(
-            fw_compiler=run, bw_compiler=run, partition_fn=partitioner, decompositions=select_decomp_table()
+            fw_compiler=run, bw_compiler=run, partition_fn=partition, decompositions=select_decomp_table()
         )
         return compiler(gm, inputs)
 
