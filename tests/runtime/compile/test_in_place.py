@@ -62,6 +62,7 @@ GRAPHS = {
         lambda a, b, c: ((g := a @ b), (r := g.sin()) @ c, (g * r).exp() @ c)[1:],
         1,
     ),
+    "the value is split": (lambda a, b, c: (a @ b).split(40)[0].sin() @ c, 0),
     "the value is returned": (lambda a, b, c: ((g := a @ b), g.sin() @ c), 0),
     "a view of the value is returned": (lambda a, b, c: ((g := a @ b).view(-1), g.sin() @ c), 0),
     "the value is read by a product": (lambda a, b, c: (g := a @ b).sin() @ g, 0),
