@@ -216,6 +216,11 @@ def _two_bits_twice(first: File, again: File) -> Iterator[str]:
     assert above == {"gpt2": 15, "llama": 14}, above
 
 
+def _two_bits_set_apart(file: File) -> Iterator[str]:
+    found = [gap(interval(of_each_seed(_runs_of(file, model), "2 bits")), 3) for model in ("llama", "gpt2")]
+    yield "Llama at 2 bits {}, GPT-2 {}".format(*found)
+
+
 def _finetuned(file: File) -> Iterator[str]:
     less = gaps(file["rows"], "accuracy", ("variant", "exact"), ("task", "seed"), variant="L3")
     yield f"{gap(less, scale=100)} points at L3"
@@ -237,5 +242,6 @@ PROSE = (
     Source("README.md", ("ten_million.json",), _ten_million_in_short),
     Source("plots/results/two_bits.md", ("training-two-bits.json",), _two_bits_in_the_text),
     Source("plots/results/two_bits.md", ("training-two-bits.json", "training-two-bits-again.json"), _two_bits_twice),
+    Source("plots/results/two_bits.md", ("training-two-bits-apart.json",), _two_bits_set_apart),
     Source("plots/results/README.md", ("finetuning.json",), _finetuned),
 )
