@@ -10,11 +10,12 @@ gradient: 4.8 times its norm at 2 bits and .95 at 4, .15 and .03 with sums that 
 
 from collections.abc import Collection, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from .nodes import EXPONENTIALS, SAME, descendants, is_view, packet, shape_of, tensor_of, unconverted
+from .nodes import EXPONENTIALS, SAME, descendants, packet, shape_of, tensor_of, unconverted
 from .splice import Splicer
 
 aten = torch.ops.aten
@@ -126,29 +127,52 @@ def probability_dimension(node: fx.Node) -> int | None:
     if (dimension := _softmax_dimension(node)) is not None:
         return dimension
     power = unconverted(node)
-    difference = _bare(power.all_input_nodes[0]) if packet(power) in EXPONENTIALS else power
-    if packet(difference) is not aten.sub or not all(isinstance(argument, fx.Node) for argument in difference.args[:2]):
+    difference = unconverted(power.all_input_nodes[0]) if packet(power) in EXPONENTIALS else power
+    x, subtracted = _terms(difference, aten.sub) or (None, None)
+    if x is None or subtracted is None:
         return None
-    x, subtracted = (_bare(argument) for argument in difference.args[:2])  # pyright: ignore[reportArgumentType]
-    terms = [*map(_bare, subtracted.all_input_nodes)] if packet(subtracted) is aten.add else [subtracted]
-    for logarithm in [term for term in terms if packet(term) is aten.log]:
-        total = _bare(logarithm.all_input_nodes[0])
-        powers = unconverted(total.all_input_nodes[0]) if packet(total) is aten.sum else total
-        summed = total.args[1] if packet(total) is aten.sum and len(total.args) > 1 else ()
-        if packet(powers) not in EXPONENTIALS or not isinstance(summed, list | tuple) or len(summed) != 1:
-            continue
-        # Of a logsumexp the sum is of exponentials of x less its maximum, and the maximum is added to the logarithm.
-        base = _bare(powers.all_input_nodes[0])
-        less = [*map(_bare, base.all_input_nodes)] if packet(base) is aten.sub else [base]
-        others = [term for term in terms if term is not logarithm]
-        if (base is x and not others) or (less == [x, *others] and others):
-            return int(summed[0])  # pyright: ignore[reportArgumentType]
-    return None
+    x, logarithm, statistic = unconverted(x), _unsqueezed(subtracted), subtracted
+    maximum = None
+    for one, other in _orders(_terms(logarithm, aten.add)):  # a logsumexp: the maximum is added to the logarithm
+        if packet(_unsqueezed(one)) is aten.log:
+            logarithm, maximum = _unsqueezed(one), _unsqueezed(other)
+            break
+    total = _unsqueezed(logarithm.all_input_nodes[0]) if packet(logarithm) is aten.log else logarithm
+    dimensions = total.args[1] if packet(total) is aten.sum and len(total.args) > 1 else ()
+    powers = unconverted(total.all_input_nodes[0]) if dimensions else total
+    if packet(powers) not in EXPONENTIALS or not isinstance(dimensions, list | tuple) or len(dimensions) != 1:
+        return None
+    dimension, base = int(dimensions[0]), unconverted(powers.all_input_nodes[0])  # pyright: ignore[reportArgumentType]
+    if maximum is not None:  # and the exponentials are of x less it
+        base, less = _terms(base, aten.sub) or (base, None)
+        if less is None or _unsqueezed(less) is not maximum or not _is_of_rows(less, x, dimension):
+            return None
+    return dimension if unconverted(base) is x and _is_of_rows(statistic, x, dimension) else None
 
 
-def _bare(node: fx.Node) -> fx.Node:
-    """Return the node whose values, in another dtype or shape perhaps, those of `node` are."""
-    while packet(node) in SAME or (node.op == "call_function" and is_view(node)):
+def _terms(node: fx.Node, operator: Any) -> tuple[fx.Node, fx.Node] | None:
+    """Return the two tensors that are added, or subtracted, as they are; None if it is not that."""
+    if packet(node) is not operator or node.kwargs or not all(isinstance(term, fx.Node) for term in node.args):
+        return None
+    first, second = node.args
+    return first, second  # pyright: ignore[reportReturnType]
+
+
+def _orders(pair: tuple[fx.Node, fx.Node] | None) -> list[tuple[fx.Node, fx.Node]]:
+    return [] if pair is None else [pair, pair[::-1]]
+
+
+def _is_of_rows(statistic: fx.Node, x: fx.Node, dimension: int) -> bool:
+    """Return whether a value has one number for each row of x along a dimension, in that row's place."""
+    shape, of_rows = shape_of(x), shape_of(statistic)
+    return shape is not None and of_rows == tuple(
+        "1" if (d - dimension) % len(shape) == 0 else size for d, size in enumerate(shape)
+    )
+
+
+def _unsqueezed(node: fx.Node) -> fx.Node:
+    """Return the node whose values, in another dtype or with other dimensions of one element, those of `node` are."""
+    while packet(node) in (*SAME, aten.squeeze, aten.unsqueeze):
         node = node.all_input_nodes[0]
     return node
 

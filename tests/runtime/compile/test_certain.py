@@ -51,6 +51,34 @@ def test_gradients_are_as_right_when_the_loss_is_small(loss, classes):
     assert gradient_error(Sure(loss, classes, margin=14.0), x, y, smallest=0) < 0.06
 
 
+# Of a square: rows of the exponentials of these do not sum to 1, and have many large ones.
+@pytest.mark.parametrize(
+    "exponent",
+    [
+        lambda z: z.log_softmax(1).T,
+        lambda z: z - z.logsumexp(0)[:, None],
+        lambda z: z - z.exp().sum(0).log()[:, None],
+        lambda z: z - z.exp().sum(1, keepdim=True).log().T,
+        lambda z: z.log_softmax(1).view(2, -1, z.shape[0]).mT,
+        lambda z: z - 0.5 * z.logsumexp(1, keepdim=True),
+    ],
+    ids=["transposed", "logsumexp of columns", "of columns", "logarithm transposed", "views", "half of it"],
+)
+def test_what_does_not_sum_to_one_is_not_taken_for_it(exponent):
+    class Square(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.layer = nn.Linear(WIDTH, 96)
+
+        def forward(self, x, w):
+            p = exponent(self.layer(x) + 6 * torch.eye(96)[:, torch.arange(96) // 8 * 8]).exp()
+            return (p.reshape(96, 96) * w).sum()
+
+    x, w = torch.randn(96, WIDTH), torch.randn(96, 96)
+    assert gradient_error(Square(), x, w, smallest=0) < 0.1
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 def test_places_are_in_the_report(bits):
     reports = []
