@@ -217,7 +217,7 @@ def _two_bits_twice(first: File, again: File) -> Iterator[str]:
 
 
 def _two_bits_set_apart(file: File) -> Iterator[str]:
-    found = [gap(interval(of_each_seed(_runs_of(file, model), "2 bits")), 3) for model in ("llama", "gpt2")]
+    found = [gap(interval(of_each_seed(_runs_of(file, model), "2 bits")), 3) for model in _MODELS]
     yield "Llama at 2 bits {}, GPT-2 {}".format(*found)
 
 

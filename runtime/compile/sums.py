@@ -158,7 +158,7 @@ def _terms(node: fx.Node, operator: Any) -> tuple[fx.Node, fx.Node] | None:
     return first, second  # pyright: ignore[reportReturnType]
 
 
-def _orders(pair: tuple[fx.Node, fx.Node] | None) -> list[tuple[fx.Node, fx.Node]]:
+def _orders(pair: tuple[fx.Node, fx.Node] | None) -> Sequence[tuple[fx.Node, ...]]:
     return [] if pair is None else [pair, pair[::-1]]
 
 

@@ -87,15 +87,15 @@ def _keep_out_of_templates(scheduler: Any) -> None:
 def _keep_tiles_of_blocks(scheduling: Any) -> None:
     """Let each dimension of a kernel that packs have whole blocks, or make it one: of (…, 12, 64) it had 12."""
     tile = getattr(scheduling, "get_tiling_and_scores", None)
-    if tile is None:  # before torch 2.8
+    if tile is None:  # of a torch that tiles otherwise
         return
 
     def get_tiling_and_scores(
-        cls: Any, schedule: Any, numel: Any, reduction_numel: Any = sympy.S.One, *more: Any
+        cls: Any, schedule: Any, numel: Any, reduction_numel: Any = sympy.S.One, *more: Any, **named: Any
     ) -> Any:
         from torch._inductor.virtualized import V
 
-        chosen, scores = tile.__func__(cls, schedule, numel, reduction_numel, *more)
+        chosen, scores = tile.__func__(cls, schedule, numel, reduction_numel, *more, **named)
         packing = any(_is_packing(getattr(one, "node", None)) for one in schedule)
         if packing and not all(V.graph.sizevars.statically_known_multiple_of(size, BLOCK) for size in chosen.values()):
             return cls.create_tiling([numel], [reduction_numel]), None
