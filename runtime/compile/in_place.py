@@ -95,6 +95,18 @@ def overwrite(graph: fx.Graph) -> int:
     return len(copies)
 
 
+def overwritten(graph: fx.Graph) -> set[str]:
+    """Return the names of the arguments that were unpacked to memory which `overwrite` lets results be written to."""
+    found: set[str] = set()
+    for copied in graph.find_nodes(op="call_function", target=aten.copy_.default):
+        into = copied.args[0]
+        while isinstance(into, fx.Node) and _is_name(into):
+            into = into.args[0]
+        if isinstance(into, fx.Node) and (made := operator_of(into)).target in _UNPACKING:
+            found |= {operand.name for operand in made.all_input_nodes}
+    return found
+
+
 def _of(node: fx.Node) -> _Value:
     names, readers = [node], list[fx.Node]()
     for name in names:

@@ -19,6 +19,7 @@ from ..compile import rotated
 from ..compile.backend import compile_graph, inductor_options, with_budget
 from ..compile.codes import dequantize, quantize
 from ..compile.cut import Choice, choice_of, place_of, results_and_saved, rounded
+from ..compile.in_place import overwritten
 from ..compile.options import CompileOptions
 from ..compile.partitioner import FewbitPartitioner
 from ..compile.report import GraphReport, describe, ignore
@@ -78,11 +79,13 @@ class CompiledRun:
     Attributes:
         record: the allocator's events of a step; the mark among them is where the backward pass begins.
         addresses: of the buffers of each value's codes in that step, by its call and place.
+        overwritten: the calls and places whose codes are unpacked to memory that later results are written to.
         seconds: of a step.
     """
 
     record: Allocations
     addresses: dict[tuple[tuple[int, int], str], list[int]]
+    overwritten: set[tuple[tuple[int, int], str]]
     seconds: float
 
 
@@ -114,6 +117,7 @@ def compile_step(step: Step, **options: Any) -> CompiledRun:
 
     partitioner = _Dividing(CompileOptions.of(options), saves_codes=True)
     addresses: dict[tuple[tuple[int, int], str], list[int]] = {}
+    written: set[tuple[tuple[int, int], str]] = set()
     calls: Counter[int] = Counter()
 
     def begin() -> None:
@@ -121,6 +125,7 @@ def compile_step(step: Step, **options: Any) -> CompiledRun:
         calls.clear()
 
     def inner_compile(graph: fx.GraphModule, inputs: Sequence[Any], **how: Any) -> Any:
+        unpacked = overwritten(graph.graph)
         compiled: Any = compile_fx_inner(graph, inputs, **how)
         if not how.get("is_backward"):
             return compiled
@@ -136,6 +141,8 @@ def compile_step(step: Step, **options: Any) -> CompiledRun:
             for row in report.tensors:
                 found = [address for part in row.parts if (address := by_name.get(part))]
                 addresses[call, f"{row.module}:{row.name}"] = found
+                if unpacked.intersection(row.parts):
+                    written.add((call, f"{row.module}:{row.name}"))
             return compiled(arguments)
 
         run._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
@@ -143,7 +150,7 @@ def compile_step(step: Step, **options: Any) -> CompiledRun:
 
     backend = dividing_backend(partitioner, options, inner_compile)
     record, seconds = _ran(step, backend, begin)
-    return CompiledRun(record, addresses, seconds)
+    return CompiledRun(record, addresses, written, seconds)
 
 
 def budget_runs(step: Step, ratios: Iterable[float]) -> Iterator[tuple[float, Allocations, float]]:

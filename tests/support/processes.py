@@ -19,7 +19,10 @@ FSDP = pytest.param("fsdp", marks=pytest.mark.skipif(not HAS_FSDP, reason="no FS
 
 def said_by_two(name, folder, *arguments):
     """Return what each of two processes prints that run parallel_`name`.py with their rank, the file in which they
-    meet, and `arguments`."""
+    meet, and `arguments`.
+
+    What they log is not among it: that a compilation takes long may be said by one of them alone.
+    """
     if not (dist.is_available() and dist.is_gloo_available()):
         pytest.skip("this torch has no gloo")
     processes = [
@@ -32,7 +35,6 @@ def said_by_two(name, folder, *arguments):
                 *arguments,
             ],
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
             text=True,
         )
         for rank in range(PROCESSES)

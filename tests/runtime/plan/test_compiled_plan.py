@@ -21,7 +21,7 @@ from torch._dynamo.utils import counters
 from torch.nn.functional import cross_entropy
 
 pytestmark = pytest.mark.skipif(torch.__version__ < "2.9", reason="the backend needs torch 2.9")
-EMPTY = CompiledKnown((), (), np.zeros(1, np.int64), np.zeros(1, np.int64), 0, None, 1.0)
+EMPTY = CompiledKnown((), (), (), np.zeros(1, np.int64), np.zeros(1, np.int64), 0, None, 1.0)
 
 
 @pytest.fixture(scope="module")
