@@ -119,6 +119,7 @@ class Row:
 
 
 _WHOLE, _PAIR, _TILE, _LANE = {2: 32, 4: 16}, {2: 16, 4: 8}, {2: 16, 4: 16}, {2: 32, 4: 32}
+_HELD = {2: 128, 4: 128}
 _GROUP = 4 / 256  # bytes of parameters an element
 
 
@@ -189,8 +190,8 @@ JOBS: Mapping[str, Job] = {
         f"rotated {bits}": Job(
             lambda dtype, bits=bits: rotated_source(dtype, bits, 128),
             [
-                Case(f"Rotated {bits} quantize", "quantize", bits / 8 + 2 / 128, 1, _LANE, shortest=True),
-                Case(f"Rotated {bits} dequantize", "dequantize", bits / 8 + 2 / 128, 1, _LANE, shortest=True),
+                Case(f"Rotated {bits} quantize", "quantize", bits / 8 + 2 / 128, 1, _HELD, shortest=True),
+                Case(f"Rotated {bits} dequantize", "dequantize", bits / 8 + 2 / 128, 1, _HELD, shortest=True),
             ],
         )
         for bits in (2, 4)

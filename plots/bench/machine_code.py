@@ -25,6 +25,7 @@ _IN_PACKAGES = {"nvidia": ("cu13/bin", "cuda_cuobjdump/bin"), "triton": ("backen
 
 _PIPES = {
     "FMA": "FADD FMUL FFMA FSWZADD HADD2 HMUL2 HFMA2",
+    "FMA2": "FADD2 FMUL2 FFMA2",  # of two numbers, from sm_100 on
     "heavy": "IMAD IDP IMUL",
     "XU": "MUFU F2I I2F F2F FRND POPC BREV FLO",
     "LSU": "LDS STS LDG STG LD ST LDC SHFL ATOMS ATOMG RED ATOM LDL STL MATCH",

@@ -1,4 +1,4 @@
-"""Rotated codes on the GPU: 32 numbers a lane in registers, a launch for each size of groups in a row.
+"""Rotated codes on the GPU: 64 or 128 numbers a lane in registers, a launch for each size of groups in a row.
 
 The fewer than 64 numbers that a row may end with have a kernel of their own, a group a warp.
 """
@@ -16,7 +16,8 @@ from ...tensors.philox import Seed
 from ...tensors.rotation import LEAST_PIECE, SIGNS, groups_of, pieces, positive_edges, positive_levels
 from ...tensors.traits import KINDS, name_of
 from ..reference import rotated as reference
-from .codegen.rotated import ELEMENTS_PER_BLOCK, GROUPS_PER_BLOCK, rotated_source
+from .codegen.rotated import GROUPS_PER_BLOCK, HELD, rotated_source
+from .codegen.source import THREADS
 from .launching import Loaded, aligned, loaded, seed_arguments, serves
 
 
@@ -150,7 +151,7 @@ def _launches(N: int, D: int, group_size: int) -> list[tuple[int, int, tuple[int
     for piece in pieces(D, group_size):
         blocks = -(-N // GROUPS_PER_BLOCK)  # of the short group at the end: a warp each
         if piece.size >= LEAST_PIECE:
-            blocks = -(-N * piece.count * piece.size // ELEMENTS_PER_BLOCK)
+            blocks = -(-N * piece.count * piece.size // (HELD[piece.size] * THREADS))
         place = (N, D, piece.start, piece.size, piece.count, piece.first, of_row, counters)
         found.append((piece.size, blocks, place))
     return found

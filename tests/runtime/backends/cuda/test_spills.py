@@ -39,6 +39,7 @@ def cases():
     for dtype, bits, size, arch in (
         *(("bfloat16", 2, 128, "sm_80"), ("float16", 3, 64, "sm_90")),
         *(("float32", 4, 256, "sm_100"), ("bfloat16", 8, None, "sm_90")),
+        *(("float32", 2, 128, "sm_90"), ("bfloat16", 3, 256, "sm_90")),
     ):
         yield "rotated", lambda d=dtype, b=bits, s=size: rotated_source(d, b, s), CODES, ALL, arch
     for function, bits, copies, dtype, arch in (
