@@ -34,7 +34,7 @@ from ..tensors.traits import name_of
 from . import integers
 from .certain import type_of_places
 from .codes import Groups, groups_of, hint
-from .factors import FADES, arguments_of, is_near, table_of
+from .factors import FADES, arguments_of, is_near, is_of_a_sum, multiplied_with, table_of
 from .nodes import (
     aten,
     base_of,
@@ -125,7 +125,11 @@ def annotate(roles: Mapping[fx.Node, Role], options: CompileOptions, less: int =
     if factors:
         graph = factors[0].graph
         arguments, sources = arguments_of(graph), arguments_of(graph, through_views=True)
+        of_gradient = of_gradients(graph)
         for node in factors:
+            gradients = (multiplied_with(node, user) for user in node.users)
+            if any(gradient and is_of_a_sum(gradient, of_gradient) for gradient in gradients):
+                continue
             bits, x = options.bits_for(Role.FACTOR, module_names(node)), arguments[node]
             table = None if bits is None else table_of(node, x, sources[x], max(1, bits - less))
             tables[node] = table if table is not None and is_near(table, node, x, sources[x]) else None

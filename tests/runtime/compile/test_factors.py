@@ -245,17 +245,42 @@ def test_memory_in_another_order():
     "loss", [lambda r: r.cosh().log(), lambda r: (1 + r * r).sqrt() - 1], ids=["log-cosh", "pseudo-Huber"]
 )
 def test_gradients_of_a_loss_become_small_with_its_residuals(loss):
-    """By a table, which has no level near 0, they were wrong by 1.2 and 2.7 times their norm."""
+    """By a table, which has no level near 0, they were wrong by 1.2 and 2.7 times their norm.
+
+    Weights of their sums, whose squares count, make this no sum over elements.
+    """
 
     class Residuals(nn.Module):
         def __init__(self):
             super().__init__()
             self.layer, self.noise = nn.Linear(32, WIDTH), 0.03 * torch.randn(256, WIDTH)
+            self.register_buffer("weights", torch.randn(8, WIDTH))
 
         def forward(self, x):
-            return loss(self.layer(x) - self.layer(x).detach() - self.noise).mean()
+            losses = loss(self.layer(x) - self.layer(x).detach() - self.noise)
+            return F.linear(losses, self.weights).square().mean()
 
     assert gradient_error(Residuals(), torch.randn(256, 32), bits="auto", smallest=0) < 0.15
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [F.softplus, lambda x: F.softplus(x) * torch.linspace(1, 2, WIDTH)],
+    ids=["plain", "weighted"],
+)
+def test_a_sum_of_a_function_has_no_table_of_its_derivative(loss):
+    """The levels are for values of any size, and these are near -7: gradients were wrong by 2.9 of their norm."""
+
+    class Sum(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(32, WIDTH)
+            nn.init.constant_(self.layer.bias, -7.0)
+
+        def forward(self, x):
+            return loss(self.layer(x)).mean()
+
+    assert gradient_error(Sum(), torch.randn(256, 32), smallest=0) < 0.1
 
 
 def test_functions_are_read_from_the_graph():
