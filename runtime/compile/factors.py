@@ -316,8 +316,8 @@ def is_factor(node: fx.Node, argument: fx.Node, of_gradient: Collection[fx.Node]
 def is_of_a_sum(gradient: fx.Node, of_gradient: Collection[fx.Node]) -> bool:
     """Return whether a gradient is one number for all elements, at most times values of the forward pass.
 
-    As behind a sum of softplus(d) over all d. Its factor is then the gradient itself, and nothing else makes up for what
-    a table errs: of values at -7, where its best level for [-10, 10] is not 0, it was wrong by 2.9 of its norm.
+    As behind a sum of softplus(d) over all d. Its factor is then the gradient itself, and nothing makes up for what a
+    table errs: for values at -7, where its best level for [-10, 10] is not 0, it was wrong by 2.9 of its norm.
 
     Args:
         gradient: of a joint graph.

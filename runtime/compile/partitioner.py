@@ -8,6 +8,7 @@
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
@@ -51,6 +52,39 @@ from .saturation import fades
 
 # Not there before torch 2.9, where the backend refuses before there is a partitioner (`backend.is_supported`).
 _CustomPartitioner: Any = getattr(custom_graph_pass, "CustomPartitionerFn", object)
+
+
+@dataclass(frozen=True)
+class _Joint:
+    """A joint graph to be divided.
+
+    Attributes:
+        gm: has the graph, which changes.
+        inputs, kwargs: as the partitioner is given them.
+        weights: names of the placeholders that live on between steps.
+        mutated: names of those that are written to.
+    """
+
+    gm: fx.GraphModule
+    inputs: Sequence[object]
+    kwargs: dict[str, Any]
+    weights: Collection[str]
+    mutated: Collection[str]
+
+    @property
+    def results(self) -> int:
+        """Return the number of the forward pass's own results."""
+        return self.kwargs["num_fwd_outputs"]
+
+
+@dataclass(frozen=True)
+class _Division:
+    """A divided joint graph: both passes, the roles of its values, and the bytes that the forward pass saves."""
+
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+    roles: Mapping[fx.Node, Role]
+    nbytes: int
 
 
 class FewbitPartitioner(_CustomPartitioner):
@@ -108,32 +142,49 @@ class FewbitPartitioner(_CustomPartitioner):
         placeholders = gm.graph.find_nodes(op="placeholder")
         held = [placeholders[i] for i in kwargs["static_lifetime_input_indices"]]
         weights = {node.name for node in weights_among(gm.graph, held, results)}
-        roles = self.roles(gm.graph, weights, mutated, restored)
-        pin(gm.graph, roles)
-        nbytes = 0
-        for less in range(8):
-            forward, backward = self.divide(gm, joint_inputs, kwargs, roles, less)
-            if less == 0 and saved_bytes(forward.graph, results) > exact:
-                # Torch computes again what here is pinned, from fewer bytes. Its cut, then, and nothing is rounded.
-                gm.graph = as_it_is
-                roles = self.roles(gm.graph, weights, mutated)
-                roles = {node: Role.OTHER if role in ROUNDED else role for node, role in roles.items()}
-                forward, backward = self.divide(gm, joint_inputs, kwargs, roles)
-            elif less == 0:
-                nbytes, as_it_was = saved_bytes(forward.graph, results), fx_graph_cse(gm.graph)
-                sums, means = center(gm.graph, _in_codes(forward.graph, results))
-                for graph in [gm.graph, as_it_was] if sums else []:
-                    gm.graph = graph
-                    roles = self.roles(graph, weights, mutated, restored | {node.name for node in sums})
-                    pin(graph, roles)
-                    forward, backward = self.divide(gm, joint_inputs, kwargs, roles)
-                    if saved_bytes(forward.graph, results) <= min(nbytes + means, exact, budget):
-                        break
-            nbytes = saved_bytes(forward.graph, results)
-            if nbytes <= budget:
-                save_in_own_memory(forward.graph, results, weights)
-                return self.finish(forward, backward, results, exact)
-        raise FewbitError(f"1 bit for each value takes {nbytes:,} bytes, the budget is {budget:,}")
+        joint = _Joint(gm, joint_inputs, kwargs, weights, mutated)
+        best = self.pinned(joint, restored)
+        if best.nbytes > exact:
+            # Torch computes again what here is pinned, from fewer bytes. Its cut, then, and nothing is rounded.
+            gm.graph = as_it_is
+            roles = self.roles(joint).items()
+            best = self.divide(joint, {node: Role.OTHER if role in ROUNDED else role for node, role in roles})
+        else:
+            best = self.centered(joint, best, restored, min(exact, budget))
+        for less in range(1, 8):
+            if best.nbytes > budget:
+                best = self.divide(joint, best.roles, less)
+        if best.nbytes > budget:
+            raise FewbitError(f"1 bit for each value takes {best.nbytes:,} bytes, the budget is {budget:,}")
+        save_in_own_memory(best.forward.graph, results, weights)
+        return self.finish(best.forward, best.backward, results, exact)
+
+    def pinned(self, joint: _Joint, restored: Collection[str]) -> _Division:
+        """Return the graphs of the least bytes that compute nothing again from rounded values; `restored` are exact."""
+        roles = self.roles(joint, restored)
+        pin(joint.gm.graph, roles)
+        return self.divide(joint, roles)
+
+    def centered(self, joint: _Joint, found: _Division, restored: Collection[str], most: float) -> _Division:
+        """Return the graphs with codes of what rows differ by, where that matters, or those that were found.
+
+        Args:
+            joint: the graph, which is changed.
+            found: how it is divided without.
+            restored: names of values that are exact.
+            most: bytes that may be saved.
+        """
+        graph = joint.gm.graph
+        as_it_was = fx_graph_cse(graph)
+        sums, means = center(graph, _in_codes(found.forward.graph, joint.results))
+        if not sums:
+            return found
+        restored = {*restored, *(node.name for node in sums)}
+        centered = self.pinned(joint, restored)
+        if centered.nbytes <= min(found.nbytes + means, most):
+            return centered
+        joint.gm.graph = as_it_was
+        return self.pinned(joint, restored)
 
     def rounds(self, node: fx.Node) -> bool:
         """Return whether a value is, for attention's queries or keys, rounded so that attention is computed again."""
@@ -150,29 +201,23 @@ class FewbitPartitioner(_CustomPartitioner):
         x = tensor_of(node)
         return x is not None and hint(x.numel()) >= self.options.smallest
 
-    def roles(
-        self, graph: fx.Graph, weights: Collection[str], mutated: Collection[str], restored: Collection[str] = ()
-    ) -> dict[fx.Node, Role]:
-        """Return the role of each value of a joint graph with placeholders of these names; `restored` are exact."""
+    def roles(self, joint: _Joint, restored: Collection[str] = ()) -> dict[fx.Node, Role]:
+        """Return the role of each value of a joint graph; those of the names `restored` are exact."""
+        graph = joint.gm.graph
         placeholders = graph.find_nodes(op="placeholder")
-        roles = classify(graph, {node for node in placeholders if node.name in weights})
+        roles = classify(graph, {node for node in placeholders if node.name in joint.weights})
         roles |= {n: Role.OTHER for n, role in roles.items() if n.name in restored and role in ROUNDED}
-        return roles | {node: Role.MUTATED for node in roles if base_of(node).name in mutated}
+        return roles | {node: Role.MUTATED for node in roles if base_of(node).name in joint.mutated}
 
-    def divide(
-        self,
-        gm: fx.GraphModule,
-        joint_inputs: Sequence[object],
-        kwargs: dict[str, Any],
-        roles: Mapping[fx.Node, Role],
-        less: int = 0,
-    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+    def divide(self, joint: _Joint, roles: Mapping[fx.Node, Role], less: int = 0) -> _Division:
         """Return the graphs of the least bytes, with `less` bits fewer for each value than the options say."""
         annotate(roles, self.options, less)
         # Where nothing is rounded, torch's rules of what is too slow to compute again hold.
         few = is_any_rounded(roles)
         with few_bit_costs(self.options) if few else torch_budget(self.options.recompute):
-            return divide(gm, joint_inputs, kwargs, by_codes=few or Role.MUTATED in roles.values())
+            by_codes = few or Role.MUTATED in roles.values()
+            forward, backward = divide(joint.gm, joint.inputs, joint.kwargs, by_codes=by_codes)
+        return _Division(forward, backward, roles, saved_bytes(forward.graph, joint.results))
 
     def finish(
         self, forward: fx.GraphModule, backward: fx.GraphModule, results: int, exact: int
