@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from compiled import LanguageModel, exactly, few_bits, forward_of, gradients, op_by_op, roles_in
+from compiled import LanguageModel, exactly, few_bits, forward_of, gradient_error, gradients, op_by_op, roles_in
 from fewbit import FewbitError
 from fewbit.runtime.compile.cut import Choice, saved_bytes
 from fewbit.runtime.compile.options import CompileOptions
@@ -181,6 +181,10 @@ def masked_by_an_input(a, b):
     return (F.softplus(a / 2 + MASK) * b).square().sum()
 
 
+def less_a_row_of_an_input(a, b):
+    return (F.softplus(a / 2 - MASK[0].neg()) * b).square().sum()
+
+
 def chosen_beside_an_input(a, b):
     return (F.gelu(torch.where(b > 0, a, 2 * MASK)) * b).square().sum()
 
@@ -195,6 +199,7 @@ def below_an_input(a, b):
         (with_an_additive_mask, 0.1),
         (below_an_input, 0.05),
         (masked_by_an_input, 0.05),
+        (less_a_row_of_an_input, 0.05),
         (chosen_beside_an_input, 0.05),
         (put_into_a_mask, 0.05),
         (padded_with_infinities, 0.05),
@@ -203,6 +208,35 @@ def below_an_input(a, b):
 )
 def test_what_huge_numbers_may_be_among_is_masked(loss, most):
     assert error(Model(loss), torch.randn(512, 32)) < most
+
+
+class Residuals(nn.Module):
+    """A loss of predictions and of targets that are an input."""
+
+    def __init__(self, loss):
+        super().__init__()
+        self.loss, self.layer = loss, nn.Linear(64, 64)
+
+    def forward(self, x, target):
+        return self.loss(self.layer(x), target)
+
+
+RESIDUALS = {
+    "mse": F.mse_loss,
+    "huber": partial(F.huber_loss, delta=0.05),
+    "smooth l1": F.smooth_l1_loss,
+    "log cosh": lambda y, t: (y - t + F.softplus(-2 * (y - t))).mean(),
+    "soft labels": lambda y, t: F.binary_cross_entropy_with_logits(y, t.sigmoid()),
+}
+
+
+@pytest.mark.parametrize("loss", RESIDUALS.values(), ids=RESIDUALS)
+def test_small_residuals_have_codes_of_their_own(loss):
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    model, x = Residuals(loss), torch.randn(512, 64)
+    target = model.layer(x).detach() + 0.01 * torch.randn(512, 64)
+    assert gradient_error(model, x, target, smallest=0) < 0.15
 
 
 @pytest.mark.deep
