@@ -29,7 +29,7 @@ from .. import ops
 from ..backends.cpu import activation as cpu
 from ..backends.cuda import activation as cuda
 from ..backends.cuda import rounding as cuda_rounding
-from ..backends.forwards import forward_of
+from ..backends.forwards import as_autocast, forward_of
 from ..ops.declare import check_dtype, checked, keys_of, refuse
 from ..tensors.levels import register_table, register_unpickled, table_of
 from ..tensors.spec import as_dense, with_known_order, with_stride
@@ -180,6 +180,7 @@ def apply(
     if not keeps(x):
         forward = overwrite or forward_of(function).call
         return checked(function, x, forward, x, *parameters)
+    x = as_autocast(x, function)
     if following is not None and not are_active():
         y = follow(x, function, parameters, following)
         return y if overwrite is None else x.copy_(y)

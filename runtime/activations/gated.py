@@ -19,7 +19,7 @@ from torch import Tensor
 from ...tables import FewbitError, Table
 from ...tables.errors import shown
 from .. import ops
-from ..backends.forwards import forward_of
+from ..backends.forwards import as_autocast, forward_of
 from ..backends.reference.glu import product, product_over
 from ..backends.reference.glu_derivatives import derivative_of
 from ..backends.torch_functions import gelu_function
@@ -78,7 +78,9 @@ def keep(gate: Tensor, up: Tensor, plan: GLUPlan, wanted: Wanted) -> tuple[Tenso
         return h, (*([_codes(gate, plan)] if has_code else []), *copies)
     at_random = has_code and plan.at_random
     constants = _constants(plan, has_code and not at_random, has_up, has_second)
-    h, codes, *copies = ops.glu(gate, up, ops.draw_seeds(gate, 2), *constants)
+    seeds = ops.draw_seeds(gate, 2)
+    gate, up = as_autocast(gate, plan.function), as_autocast(up, plan.function)
+    h, codes, *copies = ops.glu(gate, up, seeds, *constants)
     if at_random:  # in a pass of its own: the codes in one with act(gate) are those of tables without randomness
         codes = _codes(gate, plan)
     return h, (codes, *copies)

@@ -7,7 +7,11 @@ Expressions mean the same in every process. A callable is known in the process t
 from collections.abc import Sequence
 from weakref import WeakValueDictionary
 
+import torch
+from torch import Tensor
+
 from ...tables import FewbitError
+from ..tensors.traits import is_autocast
 from .expressions import expression_function
 from .torch_functions import FORWARDS, Forward
 
@@ -23,6 +27,17 @@ def forward_of(name: str) -> Forward:
         FewbitError: there is no such function.
     """
     return FORWARDS.get(name) or custom_forward(name)
+
+
+# What autocast computes in float32 (ATen's autocast_mode.h), and returns so, but on the CPU; a square is a power.
+_IN_FLOAT32 = frozenset(("softplus", "squared_relu"))
+
+
+def as_autocast(x: Tensor, function: str) -> Tensor:
+    """Return `x` as autocast gives it to torch's function: an op sees no autocast where it is traced, kernels never."""
+    if function not in _IN_FLOAT32 or x.dtype not in (torch.float16, torch.bfloat16):
+        return x
+    return x.float() if x.device.type != "cpu" and is_autocast(x) else x
 
 
 def key_of(parameters: Sequence[float]) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Activations on CUDA: kernels generated from the table, compiled at first use, launched on torch's stream and device.
 
-The forward pass is one kernel that reads x once. A function without a CUDA formula (an expression, a callable), or one
-that autocast computes in float32, is torch's own, followed by a kernel that encodes.
+The forward pass is one kernel that reads x once. A function without a CUDA formula (an expression, a callable) is
+torch's own, followed by a kernel that encodes.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from torch import Tensor
 from ...tensors.levels import table_of
 from ...tensors.packing import packed_size
 from ...tensors.spec import as_dense, with_stride
-from ...tensors.traits import is_autocast, name_of
+from ...tensors.traits import name_of
 from ..forwards import forward_of, key_of
 from ..reference import activation as reference
 from .codegen import FORMULAS, Kernel, elements_per_block, kernel_source
@@ -25,7 +25,7 @@ def activation(x: Tensor, function: str, parameters: Sequence[float], table: str
     """Return f(x), with the strides that torch gives it, and the packed codes in that memory order."""
     if not available(x.get_device()):
         return reference.activation(x, function, parameters, table)
-    if function not in FORMULAS or is_widened(x, function):
+    if function not in FORMULAS:
         y = forward_of(function).call(x, *parameters)
         return y, encode(with_stride(x, y.stride()), table)
     x = as_dense(x)
@@ -34,15 +34,6 @@ def activation(x: Tensor, function: str, parameters: Sequence[float], table: str
     packed = _packed_for(x, kernel.bits)
     kernel.launch(x, x.data_ptr(), y.data_ptr(), packed.data_ptr())
     return y, packed
-
-
-# What autocast computes in float32 on CUDA (ATen's autocast_mode.h), and returns so; a square is a power.
-_IN_FLOAT32 = frozenset(("softplus", "squared_relu"))
-
-
-def is_widened(x: Tensor, function: str) -> bool:
-    """Return whether torch's own function returns more than 16 bits of an `x` of 16, by autocast."""
-    return function in _IN_FLOAT32 and x.dtype in (torch.float16, torch.bfloat16) and is_autocast(x)
 
 
 def encode(x: Tensor, table: str) -> Tensor:

@@ -20,7 +20,6 @@ from ..forwards import key_of
 from ..reference import glu as reference
 from ..reference.glu import Parts, joined
 from . import per_group
-from .activation import is_widened
 from .codegen import FORMULAS
 from .codegen.glu import ELEMENTS_PER_BLOCK, glu_source
 from .launching import Loaded, aligned, available, loaded, seed_arguments
@@ -39,7 +38,7 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return h and the parts: see `ops`."""
     plan = (function, tuple(parameters), table, up_bits, second_bits)
-    if derived or is_widened(gate, function) or not _serves(gate, *plan):
+    if derived or not _serves(gate, *plan):
         return reference.forward(gate, up, seeds, *plan, derived, copy=copy)
     stride = _product_stride(gate.shape, gate.stride(), up.stride())
     gate, up = gate.contiguous(), up.contiguous()

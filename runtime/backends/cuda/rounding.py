@@ -14,7 +14,7 @@ from ...tensors.spec import as_dense, with_stride
 from ...tensors.traits import KINDS, name_of
 from ..forwards import forward_of, key_of
 from ..reference import rounding as reference
-from .activation import empty_result, is_widened
+from .activation import empty_result
 from .codegen import FORMULAS
 from .codegen.rounding import ELEMENTS_PER_BLOCK, rounding_source
 from .launching import Loaded, available, loaded, seed_arguments
@@ -25,8 +25,7 @@ def activation(x: Tensor, function: str, parameters: Sequence[float], table: str
 
     x is read once where f has a formula, as by activation.py.
     """
-    own = function not in FORMULAS or is_widened(x, function)
-    if x.dtype not in KINDS or own or not available(x.get_device()):
+    if x.dtype not in KINDS or function not in FORMULAS or not available(x.get_device()):
         y = forward_of(function).call(x, *parameters)
         return y, encode_at_random(with_stride(x, y.stride()), table, seed)
     x, t = as_dense(x), prepare_rounding(table, x.device)

@@ -4,13 +4,20 @@ Torch then refuses to join them ("Unexpected floating ScalarType in at::autocast
 groups are bfloat16, failed under autocast to float16, and activations of large float16 tensors under bfloat16.
 """
 
+from contextlib import contextmanager
+
+import fewbit
 import pytest
 import torch
+from fewbit.runtime.activations import dispatch, gated
 from fewbit.runtime.activations.gated import plan_of
+from fewbit.runtime.backends.forwards import as_autocast, forward_of
 from fewbit.runtime.backends.reference import glu as plain_glu
 from fewbit.runtime.backends.reference import per_group as plain_per_group
+from fewbit.runtime.backends.torch_functions import FORWARDS
 from glu_cases import same
 from runtime_cases import HALVES, key_of, normal, table_of_bits
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 PLAN = ("silu", (), plan_of("silu", (), 3, 4, "parts", None).table, 3, 4)
 
@@ -50,3 +57,35 @@ def test_large_activations(backend, dtype, function):
     expected = getattr(torch.nn.functional, function)(x)
     assert backend.name == "host-cuda" or same(y, expected)  # whose f is g++'s
     assert torch.equal(packed, activation.encode(x, key))
+
+
+@contextmanager
+def autocast_without_a_gpu(monkeypatch, device):
+    """Fake tensors of a device under torch's own autocast, and the numbers of 16 bits of one of them."""
+    monkeypatch.setattr("torch._subclasses.fake_tensor.init_gpu_context", lambda *_: None)
+    torch.set_autocast_enabled(device, True)
+    torch.set_autocast_dtype(device, torch.float16)
+    try:
+        with FakeTensorMode():
+            yield torch.empty(4, 512, device=f"{device}:0", dtype=torch.float16)
+    finally:
+        torch.set_autocast_enabled(device, False)
+
+
+@pytest.mark.parametrize("device", ["cuda", "xpu", "mps"])
+def test_all_that_autocast_widens_is_known(monkeypatch, device):
+    """Squared ReLU was not: infinity in float16 where torch's has 90000."""
+    with autocast_without_a_gpu(monkeypatch, device) as x:
+        for name, forward in FORWARDS.items():
+            parameters = [1.0 if default is None else default for _, default in forward.parameters]
+            assert as_autocast(x, name).dtype == forward_of(name).call(x, *parameters).dtype, name
+
+
+@pytest.mark.parametrize("rounding", ["deterministic", "stochastic"])
+def test_ops_return_what_autocast_widens(monkeypatch, rounding):
+    """Where ops are traced, no function in them sees autocast: 16 bits came out where eager torch has float32."""
+    for module in (dispatch, gated):  # a CPU's torch has no gradients for a GPU, nor for fakes of one
+        monkeypatch.setattr(module, "keeps", lambda _: True)
+    module, plan = fewbit.Softplus(rounding=rounding), plan_of("softplus", (1.0, 20.0), 3, rounding=rounding)
+    with autocast_without_a_gpu(monkeypatch, "cuda") as x:
+        assert module(x).dtype == gated.apply(x, x, plan).dtype == torch.float32

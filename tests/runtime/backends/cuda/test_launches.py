@@ -5,7 +5,6 @@ A stand-in takes the place of the driver (support/driver_double.py): nothing is 
 
 import inspect
 import threading
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -22,14 +21,10 @@ from fewbit.runtime.backends.cuda import (
     rotated,
     rounding,
 )
-from fewbit.runtime.backends.cuda.codegen import FORMULAS
-from fewbit.runtime.backends.forwards import forward_of
-from fewbit.runtime.backends.torch_functions import FORWARDS
 from fewbit.runtime.tensors.packing import packed_size
 from fewbit.runtime.tensors.philox import NEAREST
 from rounding_cases import TABLES
 from runtime_cases import key_of, table_of_bits
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 N, D, C = 6, 512, 8
@@ -222,41 +217,6 @@ def test_rows_without_elements_come_back_so(driver):
     assert x.shape == (3, 0)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_what_autocast_widens_on_cuda_is_torchs_own(driver, monkeypatch, dtype):
-    """Softplus of 16 bits is float32 there; the kernel's result had 16 bits."""
-    monkeypatch.setattr(activation, "is_autocast", lambda _: True)
-    x = numbers(dtype, 0)
-    activation.activation(x, "softplus", [1.0, 20.0], KEY)
-    rounding.activation(x, "softplus", [1.0, 20.0], AT_RANDOM, seed())
-    written = {launch.kernel[1] for launch in driver.launches if launch.arguments}  # the trial has none
-    assert written == ({"forward"} if dtype == torch.float32 else {"encode"})
-    glu.forward(x, x, [seed(), seed()], "softplus", [1.0, 20.0], KEY, 4, 4, False)
-    assert any("glu_forward" in launch.kernel for launch in driver.launches) == (dtype == torch.float32)
-
-
-@contextmanager
-def autocast_on_cuda():
-    """As `torch.autocast`, which asks for a GPU."""
-    torch.set_autocast_enabled("cuda", True)
-    torch.set_autocast_dtype("cuda", torch.float16)
-    try:
-        yield
-    finally:
-        torch.set_autocast_enabled("cuda", False)
-
-
-def test_all_that_autocast_widens_on_cuda_is_known(monkeypatch):
-    """Squared ReLU was not: infinity in float16 where torch's has 90000. Fake tensors ask torch's own autocast."""
-    monkeypatch.setattr("torch._subclasses.fake_tensor.init_gpu_context", lambda *_: None)
-    with FakeTensorMode(), autocast_on_cuda():
-        x = torch.empty(8, device="cuda:0", dtype=torch.float16)
-        for name in FORMULAS:
-            parameters = [1.0 if default is None else default for _, default in FORWARDS[name].parameters]
-            widened = forward_of(name).call(x, *parameters).dtype == torch.float32
-            assert activation.is_widened(x, name) == widened, name
-
-
 def test_these_are_all_functions_of_the_backend():
     public = {
         f"{family.__name__.rpartition('.')[2]}.{name}"
@@ -264,5 +224,5 @@ def test_these_are_all_functions_of_the_backend():
         for name, function in vars(family).items()
         if inspect.isfunction(function) and function.__module__ == family.__name__ and not name.startswith("_")
     }
-    helpers = {"serves", "launch", "table", "quant_params", "stream_of", "empty_result", "is_widened"}
+    helpers = {"serves", "launch", "table", "quant_params", "stream_of", "empty_result"}
     assert {name for name in public if name.partition(".")[2] not in helpers} == set(CALLS)
