@@ -59,7 +59,8 @@ class KeepOutput(Saver):
         """Return whether y can be divided by `weight` + `offset`; on a GPU as of up to `CALLS` calls ago."""
         if weight is None or is_compiling() or is_abstract(weight):
             return self._divides
-        if weight.device.type != "cpu" and is_capturing():  # a look would wait, which a CUDA graph cannot
+        # A look would wait, which a CUDA graph cannot.
+        if weight.device.type != "cpu" and is_capturing(weight.device.index):
             return self._divides and self._calls > 0
         if weight.device.type == "cpu" or self._calls % CALLS == 0:
             size = (weight + offset).abs()

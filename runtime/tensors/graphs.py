@@ -80,14 +80,19 @@ def cast_key(x: Tensor) -> tuple[Any, ...] | None:
 # ---- CUDA's: what lasts is made before one is captured, and outside the memory of graphs -----------------------------
 
 
-def is_capturing() -> bool:
-    """Return whether torch's current stream records a CUDA graph."""
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+def is_capturing(device: int | None = None) -> bool:
+    """Return whether torch's current stream of a device, by default the current one, records a CUDA graph."""
+    if not torch.cuda.is_available():
+        return False
+    if device is None or device == torch.cuda.current_device():
+        return torch.cuda.is_current_stream_capturing()
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()
 
 
-def check_no_capture(what: str) -> None:
-    """Raise FewbitError while a CUDA graph is captured: what is first used then takes work of the host."""
-    if is_capturing():
+def check_no_capture(what: str, device: int | None) -> None:
+    """Raise FewbitError while a CUDA graph is captured, there or here: what is first used takes work of the host."""
+    if is_capturing() or is_capturing(device):
         raise FewbitError(f"{what} is first used while a CUDA graph is captured: warm up first, by a step before it")
 
 
@@ -102,7 +107,7 @@ def to_last(x: Tensor, device: torch.device) -> Tensor:
     """
     if device.type != "cuda":
         return x.to(device)
-    check_no_capture("a table on the GPU")
+    check_no_capture("a table on the GPU", device.index)
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(x.to, device).result()
 

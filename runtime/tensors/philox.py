@@ -20,8 +20,10 @@ So the masks of dropout are those of exact training, a seed makes a training rep
 gradient checkpointing is rounded as the forward pass was, because checkpoints save and restore torch's state.
 
 Torch has no hook for these three functions, so they are wrapped when this module is imported. Torch's state alone would
-not suffice: after ``manual_seed(0)`` it is the same as after a forward pass without dropout that was seeded so. A
-generator seeded by its own method starts a stream if the seed differs.
+not suffice: after ``manual_seed(0)`` it is the same as after a forward pass without dropout that was seeded so. The
+methods of a generator itself, `manual_seed` and `set_state`, change its seed unseen: the stream of that seed goes on
+from where it was left. Megatron's tracker moves a generator to another seed and back in each layer, and would round
+all layers and steps by the same bits.
 """
 
 import threading
@@ -36,33 +38,54 @@ from .graphs import is_capturing
 # ---- keys ------------------------------------------------------------------------------------------------------------
 
 _PLACE = "_fewbit_rounding"  # attribute of torch's state tensor: the position in the stream
+_MOST_SEEDS = 1024  # whose places are kept
 _WORD = 2**64 - 1  # cuts Python's integers, which do not overflow, to 64 bits
 
 Place = tuple[int, int]  # a seed, and the number of its keys drawn so far
 
 
-class KeyStream:
-    """Keys as a function of torch's last seed and of the number of keys drawn since."""
+class Places:
+    """Where the streams of the last seeds were left."""
 
     def __init__(self) -> None:
-        self._place: Place = (-1, 0)
+        self._drawn: dict[int, int] = {}  # the last one used last
+
+    def of(self, seed: int) -> Place:
+        """Return where to go on with the stream of `seed`."""
+        return seed, self._drawn.get(seed, 0)
+
+    def leave(self, place: Place) -> None:
+        """Note where a stream is left."""
+        seed, drawn = place
+        self._drawn.pop(seed, None)
+        if drawn:
+            self._drawn[seed] = drawn
+        if len(self._drawn) > _MOST_SEEDS:
+            del self._drawn[next(iter(self._drawn))]
+
+
+class KeyStream:
+    """Keys as a function of the seed of torch's generator and of the number of keys drawn by that seed."""
+
+    def __init__(self) -> None:
+        self._places = Places()
         self._lock = threading.Lock()
 
     @property
     def place(self) -> Place:
         """Return the position in the stream."""
-        seed = torch.default_generator.initial_seed()
-        return self._place if self._place[0] == seed else (seed, 0)
+        return self._places.of(torch.default_generator.initial_seed())
 
     def go_to(self, place: Place) -> None:
         """Continue from `place`."""
-        self._place = place
+        with self._lock:
+            self._places.leave(place)
 
     def next(self) -> int:
         """Return the next key, from 0 to 2^63 − 1."""
         with self._lock:
             seed, drawn = self.place
-            self._place = (seed, drawn + 1)
+            self._places.leave((seed, drawn + 1))
         return _mixed(_mixed(seed) + drawn) >> 1
 
 

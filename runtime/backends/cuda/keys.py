@@ -8,6 +8,7 @@ masks of dropout are those of exact training.
     torch.manual_seed(s), torch.cuda.manual_seed(s)    start the stream of s
     torch.cuda.get_rng_state()                         carries the place in the stream with the state
     torch.cuda.set_rng_state(state)                    goes to that place
+    the generator's own set_state, manual_seed         go on with the stream of the seed that it then has
 
 The host knows that place as far as it has drawn itself; replays in between go on from where they are.
 """
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from ....tables import FewbitError
 from ...tensors.graphs import is_capturing
+from ...tensors.philox import Place, Places
 from ..reference import keys as reference
 from .codegen.keys import keys_source
 from .launching import Loaded, available, load
@@ -29,14 +31,13 @@ _PLACE = "_fewbit_rounding"  # attribute of torch's state tensor: the place in t
 _BEGIN = "begin"  # in place of it, in a state from before anything was drawn, as a step's first checkpoint may have
 
 Device = int | str | torch.device
-Place = tuple[int, int]  # a seed, and the number of its keys drawn so far
 
 
 def draw(x: Tensor, count: int) -> Tensor:
     """Return the next `count` seeds, int64 (count,), beside `x`."""
     device = x.get_device()
     if not available(device):
-        if is_capturing():
+        if is_capturing(device):
             raise FewbitError("rounding at random in a CUDA graph takes fewbit's kernels, which do not run on this GPU")
         return reference.draw(x, count)
     seeds = torch.empty(count, dtype=torch.int64, device=x.device)
@@ -56,6 +57,7 @@ class DeviceStream:
         self._draw, self._move = load(keys_source(), ("draw", "move"), device)
         self._lock = threading.Lock()
         self._place: Place = (-1, 0)
+        self._left = Places()  # the streams of other seeds
         self._recorded = 0  # keys of draws in graphs, which their capture does not draw
         self._last: torch.Stream | None = None  # the one that the kernel before runs on
         self._done = torch.cuda.Event()  # that kernel is
@@ -65,7 +67,9 @@ class DeviceStream:
     def place(self) -> Place:
         """Return the position in the stream; while a graph is captured, to go to in this graph."""
         seed, drawn = self._place
-        return seed, drawn + (self._recorded if torch.cuda.is_current_stream_capturing() else 0)
+        if self._is_capturing():
+            return seed, drawn + self._recorded
+        return self._place if seed == (asked := self._seed()) else self._left.of(asked)
 
     def restart(self) -> None:
         """Begin the stream of the seed that torch's generator of the device has.
@@ -73,7 +77,7 @@ class DeviceStream:
         Nothing while a graph is captured, as torch does: each replay would begin it again, and round by one noise.
         """
         with self._lock:
-            if not torch.cuda.is_current_stream_capturing():
+            if not self._is_capturing():
                 self._begin((self._seed(), 0))
 
     def go_to(self, place: Place) -> None:
@@ -82,36 +86,40 @@ class DeviceStream:
             if place[0] != self._place[0]:
                 self._begin(place)
                 return
-            further = place[1] - self.place[1]
+            further = place[1] - self._place[1] - (self._recorded if self._is_capturing() else 0)
             self._launch(self._move, 0, further, 0)
             self._count(further)
 
     def draw(self, seeds: Tensor) -> None:
         """Write the next seeds."""
         with self._lock:
-            if not torch.cuda.is_current_stream_capturing() and self._place[0] != (seed := self._seed()):
-                self._begin((seed, 0))  # torch's generator was seeded by its own method
+            if not self._is_capturing() and self._place[0] != (seed := self._seed()):
+                self._begin(self._left.of(seed))  # torch's generator was moved by its own methods
             self._launch(self._draw, seeds.data_ptr(), seeds.numel())
             self._count(seeds.numel())
 
     def _count(self, keys: int) -> None:
         """Note that the place is so many keys further: on the device, or in the graph that is captured."""
-        if torch.cuda.is_current_stream_capturing():
+        if self._is_capturing():
             self._recorded += keys
         else:
             self._place = (self._place[0], self._place[1] + keys)
+
+    def _is_capturing(self) -> bool:
+        return is_capturing(self._device)
 
     def _seed(self) -> int:
         return torch.cuda.default_generators[self._device].initial_seed()
 
     def _begin(self, place: Place) -> None:
         seed, drawn = place
+        self._left.leave(self._place)
         self._launch(self._move, seed - (seed >> 63 << 64), drawn, 1)  # seed as an int64
         self._place = place
 
     def _launch(self, kernel: Loaded, *arguments: int) -> None:
         """Run a kernel after the one before; in a graph alone, which may not wait for what runs outside of it."""
-        if torch.cuda.is_current_stream_capturing():
+        if self._is_capturing():
             kernel.launch(1, *arguments)
             return
         stream = torch.cuda.current_stream(self._device)

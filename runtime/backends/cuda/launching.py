@@ -28,7 +28,7 @@ _TRIAL = 'extern "C" __global__ void trial() {}\n'
 @cache
 def available(device: int) -> bool:
     """Return whether kernels can be compiled for a device, loaded and launched there; if not, warn once."""
-    check_no_capture("a kernel")
+    check_no_capture("a kernel", device)
     obstacle = _obstacle(device)
     if obstacle is None:
         return True
@@ -63,7 +63,7 @@ def load(source: str, names: Sequence[str], device: int) -> "list[Loaded]":
         FewbitError: a CUDA graph is being captured, or the source cannot be compiled.
         RuntimeError: the driver does not load it.
     """
-    check_no_capture(f"the kernel {names[0]!r}")
+    check_no_capture(f"the kernel {names[0]!r}", device)
     properties = torch.cuda.get_device_properties(device)
     kind, code = machine_code(source, f"sm_{properties.major}{properties.minor}")
 

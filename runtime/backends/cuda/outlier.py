@@ -161,7 +161,7 @@ class _Search:
 
     def outliers(self) -> int:
         """Return their number; waits for the GPU, which a CUDA graph cannot."""
-        if is_capturing():
+        if is_capturing(self.x.get_device()):
             raise FewbitError("Outlier: sample_every > 1 waits for the GPU, which a CUDA graph cannot: sample_every=1")
         return int(self.selection[:8].view(torch.int64).item())
 

@@ -3,7 +3,7 @@ import pytest
 import torch
 from fewbit import FewbitError
 from fewbit.runtime.backends.cpu.numba_tools import random_words
-from fewbit.runtime.tensors.philox import draw_seed, philox, random_halves, seed_beside
+from fewbit.runtime.tensors.philox import Places, draw_seed, philox, random_halves, seed_beside
 
 # Random123's known answers for philox4x32-7: counter, key, result; words lowest first.
 KNOWN = [
@@ -54,6 +54,30 @@ class TestSeed:
         torch.manual_seed(3)
         assert draw_seed() == first != second
         assert 0 <= first < 2**63
+
+    def test_a_generator_that_goes_to_another_seed_and_back_draws_no_key_twice(self):
+        """Megatron's tracker, by the generator's own set_state: each layer and step was rounded by the same bits."""
+        states = []
+        for seed in (3, 4):
+            torch.manual_seed(seed)
+            states.append(torch.default_generator.get_state())
+        drawn = []
+        for state in states * 3:
+            torch.default_generator.set_state(state)
+            drawn.append(draw_seed())
+        assert len(set(drawn)) == 6
+        torch.manual_seed(3)
+        assert draw_seed() == drawn[0]
+        torch.manual_seed(4)
+        assert [draw_seed(), draw_seed()] == drawn[1::2][:2]
+
+    def test_places_of_the_seeds_used_last_are_kept(self):
+        places = Places()
+        for seed in range(2000):
+            places.leave((seed, 5))
+        places.leave((1500, 6))
+        assert (places.of(0), places.of(1500), places.of(1999)) == ((0, 0), (1500, 6), (1999, 5))
+        assert len(places._drawn) == 1024
 
     def test_of_a_generator_leaves_torchs_alone(self):
         before = torch.get_rng_state()

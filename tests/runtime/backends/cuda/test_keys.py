@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from driver_double import in_place_of_the_driver
+from fewbit import FewbitError
 from fewbit.runtime import ops
 from fewbit.runtime.backends.cuda import keys
 from fewbit.runtime.backends.cuda.codegen.keys import keys_source
@@ -56,6 +57,20 @@ def test_a_seed_starts_its_stream_again(gpu):
     assert drawn() == first
     gpu.seed = 8  # of the generator's own method
     assert drawn() == expected(8, 0)
+
+
+def test_a_generator_that_goes_to_another_seed_and_back_draws_no_key_twice(gpu):
+    """As Megatron's tracker moves it in each layer, by its own set_state; each time its keys came again."""
+    for layer in range(3):
+        for seed in (7, 8):
+            gpu.seed = seed
+            assert keys.stream_of(-1).place == (seed, 3 * layer)
+            assert drawn() == expected(seed, 3 * layer)
+    gpu.seed = 7
+    keys._restart([-1])  # as torch.cuda.manual_seed does
+    assert drawn() == expected(7, 0)
+    gpu.seed = 8
+    assert drawn() == expected(8, 9)
 
 
 def test_a_replay_goes_on_and_states_return(gpu):
@@ -116,6 +131,18 @@ def test_a_capture_draws_from_where_the_stream_is(gpu):
     drawn()
     gpu.capturing, gpu.seed = True, 8  # the generator may not be asked then
     assert drawn() == expected(7, 3)
+
+
+def test_a_capture_on_another_device_than_the_current_one_is_seen(gpu, monkeypatch):
+    """It would have waited for what runs outside of the graph, which breaks the capture."""
+    drawn()
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: gpu.device == -1)
+    assert gpu.device == 0
+    gpu.log.clear()
+    assert drawn() == expected(7, 3)
+    assert gpu.log == [(0, "draw")] and keys.stream_of(-1)._recorded == 3
+    with pytest.raises(FewbitError, match=r"^the kernel 'draw' is first used while a CUDA graph is captured"):
+        keys.DeviceStream(-1)
 
 
 def test_a_capture_leaves_the_place_of_the_host(gpu):
