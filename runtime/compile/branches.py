@@ -16,7 +16,7 @@ import torch
 from torch import fx
 from torch._guards import detect_fake_mode
 
-from .factors import is_constant
+from .curves import is_constant
 from .nodes import SAME, is_floating, is_pointwise, packet, value_of
 from .ranges import ANY, Range
 

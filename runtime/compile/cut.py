@@ -34,7 +34,8 @@ from ..tensors.traits import name_of
 from . import integers
 from .certain import type_of_places
 from .codes import Groups, groups_of, hint
-from .factors import FADES, arguments_of, is_near, is_of_a_sum, multiplied_with, table_of
+from .curves import arguments_of
+from .factors import FADES, is_near, is_of_a_sum, multiplied_with, table_of
 from .nodes import (
     aten,
     base_of,

@@ -1,7 +1,7 @@
 """Factors F(x) of gradients, such as an activation's derivative: found in a joint graph, and given few-bit tables.
 
     merge(graph, bits=4)            g·a(x)·b(x) + g·c(x), however autograd wrote it, becomes one product g · F(x)
-    x = arguments_of(graph)[node]   the value that F is computed from, element by element
+    x = arguments_of(graph)[node]   the value that F is computed from, element by element (curves.py)
     table = table_of(node, x, source, bits=4)       the compiler's best table for F, as for any activation's derivative
 
 Where the weights after an activation are frozen, as LoRA leaves them, its output is not kept, and F(x) is all that its
@@ -12,7 +12,6 @@ import operator
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -20,11 +19,11 @@ import torch
 from numpy.typing import NDArray
 from torch import fx
 from torch._guards import detect_fake_mode
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ...fewbit_gen.solver import solve
 from ...tables import DEFAULT_WEIGHT, FewbitError, Table
 from .codes import hint
+from .curves import LOOKED_AT, NORMAL, Curve, arguments_of, is_a_number, is_constant
 from .nodes import (
     descendants,
     is_floating,
@@ -39,127 +38,12 @@ from .nodes import (
     value_of,
 )
 
-aten, prims = torch.ops.aten, torch.ops.prims
+aten = torch.ops.aten
 
 _DOMAIN = (-10.0, 10.0)  # of the default weight
-_NORMAL = np.array([NormalDist().inv_cdf((i + 0.5) / 128) for i in range(128)])  # a group of numbers that are
 _SMALLER, _OF_SMALLER = (0.3, 0.1, 0.03), 0.2  # deviations, and the error there relative to the function
 SECONDS = 2.0  # for one table, at most
-_CASTS = (prims.convert_element_type, aten._to_copy)
-_SAME = (aten.alias, aten.detach, aten.clone)
-_CONSTANTS = (aten.full, aten.scalar_tensor)
 FADES = "fewbit fades"  # the mark of a factor of a gradient that is all but 0 where its argument is large
-# Where truth values are looked at: towards thresholds of any size, and at no number that a label is likely to be.
-_LOOKED_AT = np.concatenate([sign * np.geomspace(0.00137, 98765.4, 2048) for sign in (1, -1)] + [_NORMAL])
-
-
-# ---- functions of one value ------------------------------------------------------------------------------------------
-
-
-def arguments_of(graph: fx.Graph, through_views: bool = False) -> dict[fx.Node, fx.Node]:
-    """Return for each node the value that it is computed from, element by element and from no other; perhaps itself.
-
-    Args:
-        graph: any.
-        through_views: whether the elements may have other places there.
-    """
-    found: dict[fx.Node, fx.Node] = {}
-    for node in graph.nodes:
-        found[node] = node
-        if through_views and is_view(node):
-            found[node] = found[node.all_input_nodes[0]]
-        elif is_pointwise(node) or packet(node) in _SAME:
-            inputs = {found[i] for i in node.all_input_nodes if not is_constant(i)}
-            x = next(iter(inputs), node)
-            is_function = len(inputs) == 1 and tensor_of(x) is not None and not _is_of_points(node, x)
-            if is_function and (through_views or shape_of(x) == shape_of(node)):
-                found[node] = x
-    return found
-
-
-def is_constant(node: fx.Node) -> bool:
-    """Return whether the value is a number, and no truth value or size that varies."""
-    x = tensor_of(node)
-    is_scalar = packet(node) in _CONSTANTS and x is not None and x.dim() == 0 and x.dtype != torch.bool
-    return is_scalar and isinstance(node.args[-1], int | float)
-
-
-# By the text of a function.
-_OF_POINTS: dict[str, bool] = {}
-
-
-def _is_of_points(node: fx.Node, argument: fx.Node) -> bool:
-    """Return whether a truth value of another value is the same everywhere but at points, which have no weight.
-
-    The best table of `where(t == 1, g, 0)` is 0 everywhere, and so is that of `where((t >= 1) & (t <= 1), g, 0)`: as
-    labels make them, in `cosine_embedding_loss`. Such a truth value is saved itself, in a bit an element.
-    """
-    x = tensor_of(node)
-    if x is None or x.dtype != torch.bool:
-        return False
-    curve = Curve(node, argument)
-    if curve.text not in _OF_POINTS:
-        try:
-            _OF_POINTS[curve.text] = _is_a_number(curve)
-        except (RuntimeError, TypeError):  # an operator that takes no doubles
-            _OF_POINTS[curve.text] = True
-    return _OF_POINTS[curve.text]
-
-
-def _is_a_number(curve: "Curve") -> bool:
-    values = curve(_LOOKED_AT)
-    return bool((values == values[0]).all())
-
-
-class Curve:
-    """The function that a value is of another, in double precision.
-
-    Attributes:
-        text: its steps, the same for all functions that are written alike.
-    """
-
-    def __init__(self, node: fx.Node, argument: fx.Node) -> None:
-        self._argument, self._steps = argument, _steps(node, argument)
-        numbers = {n: f"%{i}" for i, n in enumerate((argument, *self._steps))}
-        lines = (f"{n.target}{fx.map_arg((n.args, n.kwargs), numbers.get)}" for n in self._steps)  # pyright: ignore[reportArgumentType]
-        self.text = "\n".join(lines)
-
-    def __call__(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return its values at `x`."""
-        with _disable_current_modes(), torch.no_grad():  # the compiler's, in which tensors have no values
-            value = torch.from_numpy(np.array(x))
-            values: dict[fx.Node, Any] = {self._argument: value}
-            for step in self._steps:
-                values[step] = value = _value(step, values)
-            return value.double().expand(x.shape).numpy()
-
-
-def _steps(node: fx.Node, argument: fx.Node) -> list[fx.Node]:
-    """Return the nodes from behind `argument` to `node`, in an order of computation."""
-    found: dict[fx.Node, None] = {}
-    left = [node]
-    while left:
-        inputs = left[-1].all_input_nodes[:1] if is_view(left[-1]) else left[-1].all_input_nodes
-        missing = [i for i in inputs if i is not argument and i not in found]
-        if missing and left[-1] is not argument:
-            left += missing
-        else:
-            found[left.pop()] = None
-    found.pop(argument, None)
-    return [*found]
-
-
-def _value(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
-    if packet(node) in _CONSTANTS:
-        return torch.tensor(float(node.args[-1]), dtype=torch.float64)  # pyright: ignore[reportArgumentType]
-    if is_view(node) or packet(node) in _SAME:
-        return values[node.all_input_nodes[0]]
-    if packet(node) in _CASTS:
-        value, x = values[node.all_input_nodes[0]], tensor_of(node)
-        assert x is not None
-        return value.to(torch.float64 if x.is_floating_point() else x.dtype)
-    arguments, options = fx.map_arg((node.args, node.kwargs), values.__getitem__)  # pyright: ignore[reportGeneralTypeIssues]
-    return node.target(*arguments, **options)  # pyright: ignore[reportCallIssue]
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
@@ -184,13 +68,13 @@ def table_of(node: fx.Node, argument: fx.Node, source: fx.Node, bits: int) -> Ta
     """
     factor, inner = Curve(node, argument), Curve(argument, source)
     try:
-        wide, usual = inner(np.linspace(*_DOMAIN, 4097)), inner(_NORMAL)
+        wide, usual = inner(np.linspace(*_DOMAIN, 4097)), inner(NORMAL)
         expected = factor(usual)
     except (RuntimeError, TypeError):  # an operator that takes no doubles: a table is never needed
         return None
     if not (np.isfinite(wide).all() and np.isfinite(expected).all()):
         return None
-    if _is_a_number(factor):
+    if is_a_number(factor):
         return None
     weight = DEFAULT_WEIGHT if source is argument else f"uniform:{float(wide.min())},{float(wide.max())}"
     table = _table(factor, bits, weight)
@@ -198,10 +82,10 @@ def table_of(node: fx.Node, argument: fx.Node, source: fx.Node, bits: int) -> Ta
     variance = step**2 / 6  # of rounding at random
     if table is None or np.mean((expected - table(usual)) ** 2) > variance:
         return None
-    far, values = inner(_LOOKED_AT), factor(wide)
+    far, values = inner(LOOKED_AT), factor(wide)
     beyond = factor(far)
     # Nearly all of a factor that fades is 0 where values are large, and levels of an odd one have no 0 among them.
-    if FADES in node.meta and np.abs(table(far[np.abs(_LOOKED_AT) > 1e4])).max() > 0.003 * np.ptp(values):
+    if FADES in node.meta and np.abs(table(far[np.abs(LOOKED_AT) > 1e4])).max() > 0.003 * np.ptp(values):
         return None
     far, beyond = far[np.isfinite(beyond)], beyond[np.isfinite(beyond)]
     most = np.abs(values - table(wide)).max() + np.ptp(values) / (2**bits - 1)
@@ -219,7 +103,7 @@ def is_near(table: Table, node: fx.Node, argument: fx.Node, source: fx.Node) -> 
         node, argument, source: likewise.
     """
     factor, inner = Curve(node, argument), Curve(argument, source)
-    values = [inner(scale * _NORMAL) for scale in _SMALLER]
+    values = [inner(scale * NORMAL) for scale in _SMALLER]
     return all(np.mean((factor(x) - table(x)) ** 2) < _OF_SMALLER**2 * np.mean(factor(x) ** 2) for x in values)
 
 

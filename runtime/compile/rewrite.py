@@ -27,8 +27,9 @@ from .codes import (
     quantize_by_kernel,
     unpack_bools,
 )
+from .curves import arguments_of
 from .cut import Choice, choice_of, module_names, nbytes_of, results_and_saved
-from .factors import arguments_of, multiplied_with
+from .factors import multiplied_with
 from .integers import narrowed, widened
 from .nodes import base_of, tensor_of, value_of
 from .options import CompileOptions

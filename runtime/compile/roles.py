@@ -31,8 +31,9 @@ from torch import fx
 from ..layers.loss_over_chunks import chunked_loss
 from .attention import argument_names, is_attention
 from .codes import hint
+from .curves import arguments_of, is_constant
 from .delicate import SCALING, Delicate, is_tamed, operands_of
-from .factors import FADES, arguments_of, is_constant, is_factor
+from .factors import FADES, is_factor
 from .fading import crossing, fading, meeting
 from .levelling import is_below_largest, is_levelled, of_short_rows
 from .masks import masked_values

@@ -15,7 +15,8 @@ from collections.abc import Collection, Mapping
 import numpy as np
 from torch import fx
 
-from .factors import FADES, Curve, arguments_of
+from .curves import Curve, arguments_of
+from .factors import FADES
 from .nodes import SUMS, is_floating, is_pointwise, is_view, packet
 from .ranges import ANY, Range
 

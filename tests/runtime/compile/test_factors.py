@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 from compiled import exactly, few_bits, forward_of, gradient_error, gradients, kept_bytes, op_by_op
-from fewbit.runtime.compile.factors import Curve, arguments_of, table_of
+from fewbit.runtime.compile.curves import Curve, arguments_of
+from fewbit.runtime.compile.factors import table_of
 from fewbit.runtime.compile.nodes import packet
 from fewbit.runtime.compile.options import CompileOptions
 from fewbit.runtime.compile.partitioner import FewbitPartitioner
