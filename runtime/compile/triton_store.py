@@ -31,11 +31,12 @@ def writes_triton(device: torch.device) -> bool:
 def _install() -> bool:
     """Tell Inductor how to write `pack_block`; return whether this version can be told."""
     try:
+        from torch._inductor import scheduler
         from torch._inductor.codegen.common import DeferredLine
         from torch._inductor.codegen.simd import SIMDScheduling
         from torch._inductor.codegen.triton import TritonKernel
         from torch._inductor.lowering import register_lowering
-        from torch._inductor.scheduler import FusedSchedulerNode, Scheduler, SchedulerNode
+        from torch._inductor.scheduler import FusedSchedulerNode, SchedulerNode
     except ImportError:
         return False
     kernels: Any = TritonKernel
@@ -51,7 +52,7 @@ def _install() -> bool:
     kernels.store = store
     for loops in (SchedulerNode, FusedSchedulerNode):
         _keep_innermost(loops)
-    _keep_out_of_templates(Scheduler)
+    _keep_in_plain_loops(scheduler)
     _keep_tiles_of_blocks(SIMDScheduling)
     register_lowering(planes.pack_block, type_promotion_kind=None)(_lower)
     return True
@@ -71,17 +72,40 @@ def _keep_innermost(loops: Any) -> None:
     loops.reorder_loops_by_dep_pair = reorder_loops_by_dep_pair
 
 
-def _keep_out_of_templates(scheduler: Any) -> None:
-    """Do not fuse with a template, as of a matrix product by mode="max-autotune": its tiles are its own."""
-    decide = scheduler.can_fuse
+# How Inductor fuses two reductions that are not over the same dimension, and what it makes of them.
+_REDUCTIONS = ("MixOrderReduction", "NestedReduction")
+_FUSED_REDUCTIONS = ("FusedMixOrderReductions", "FusedNestedReductions")
+
+
+def _keep_in_plain_loops(scheduler: Any) -> None:
+    """Do not fuse with a template, as of a matrix product by mode="max-autotune": its tiles are its own.
+
+    Nor with reductions over both rows and columns (newer versions of torch), which go over rows in a loop that leaves
+    `xoffset` as it is: of a mask of rows the last words of a loop came in the place of its first, the others nowhere.
+    """
+    own = tuple(getattr(scheduler, name) for name in _FUSED_REDUCTIONS if hasattr(scheduler, name))
+    decide = scheduler.Scheduler.can_fuse
 
     def can_fuse(self: Any, node1: Any, node2: Any, *how: Any, **more: Any) -> bool:
-        is_template = node1.is_template() or node2.is_template()
-        if is_template and (_packs(node1) or _packs(node2)):
+        has_own_tiles = any(node.is_template() or isinstance(node, own) for node in (node1, node2))
+        if has_own_tiles and (_packs(node1) or _packs(node2)):
             return False
         return decide(self, node1, node2, *how, **more)
 
-    scheduler.can_fuse = can_fuse
+    scheduler.Scheduler.can_fuse = can_fuse
+    for name in _REDUCTIONS:
+        if hasattr(scheduler, name):
+            _keep_apart(getattr(scheduler, name))
+
+
+def _keep_apart(reductions: Any) -> None:
+    """Let no loops that pack become part of such reductions."""
+    decide = reductions.can_fuse
+
+    def can_fuse(cls: Any, node1: Any, node2: Any, *more: Any, **named: Any) -> bool:
+        return decide.__func__(cls, node1, node2, *more, **named) and not (_packs(node1) or _packs(node2))
+
+    reductions.can_fuse = classmethod(can_fuse)
 
 
 def _keep_tiles_of_blocks(scheduling: Any) -> None:

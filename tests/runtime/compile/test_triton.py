@@ -112,6 +112,28 @@ def test_words_are_written_where_a_dimension_of_the_kernel_would_cut_them(tmp_pa
     machine_code(forward, name, 90, tmp_path)
 
 
+class Summed(nn.Module):
+    """Sums of rows, of which a mask is saved, and sums of columns: Inductor has both in one loop over rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.weight = nn.Parameter(torch.randn(WIDTH)), nn.Parameter(torch.randn(2048, 4))
+
+    def forward(self, x):
+        h = x * self.scale
+        rows = h.sum(2)
+        return (torch.where(rows > 0, rows, 3 * rows) @ self.weight).sum() + h.sum((0, 1)).square().sum()
+
+
+@pytest.mark.deep
+def test_no_words_are_written_in_a_loop_over_rows():
+    """There each loop wrote all its words in the place of its first, and the mask that came back was another."""
+    with pretended_h100():
+        forward, _ = triton_code(Summed(), (torch.randn(32, 2048, WIDTH, requires_grad=True),), "fewbit")
+    packing = [text for text in forward.kernels.values() if "tl.reshape(tl.broadcast" in text]
+    assert packing and not any("split_size" in text for text in packing)
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("capability", [80, 90, 100])
 def test_machine_code_cuts_bits_without_floors(written, capability, tmp_path):
