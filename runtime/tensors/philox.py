@@ -45,10 +45,10 @@ Place = tuple[int, int]  # a seed, and the number of its keys drawn so far
 
 
 class Places:
-    """Where the streams of the last seeds were left."""
+    """Where the streams of the last seeds were left; without a lock, which a forked process might find taken."""
 
     def __init__(self) -> None:
-        self._drawn: dict[int, int] = {}  # the last one used last
+        self._drawn: dict[int, int] = {}
 
     def of(self, seed: int) -> Place:
         """Return where to go on with the stream of `seed`."""
@@ -57,11 +57,13 @@ class Places:
     def leave(self, place: Place) -> None:
         """Note where a stream is left."""
         seed, drawn = place
-        self._drawn.pop(seed, None)
         if drawn:
             self._drawn[seed] = drawn
+        else:
+            self._drawn.pop(seed, None)
         if len(self._drawn) > _MOST_SEEDS:
-            del self._drawn[next(iter(self._drawn))]
+            oldest, *_ = self._drawn
+            self._drawn.pop(oldest, None)
 
 
 class KeyStream:
@@ -78,8 +80,7 @@ class KeyStream:
 
     def go_to(self, place: Place) -> None:
         """Continue from `place`."""
-        with self._lock:
-            self._places.leave(place)
+        self._places.leave(place)
 
     def next(self) -> int:
         """Return the next key, from 0 to 2^63 − 1."""
