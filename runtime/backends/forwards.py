@@ -29,8 +29,9 @@ def forward_of(name: str) -> Forward:
     return FORWARDS.get(name) or custom_forward(name)
 
 
-# What autocast computes in float32 (ATen's autocast_mode.h), and returns so, but on the CPU; a square is a power.
-_IN_FLOAT32 = frozenset(("softplus", "squared_relu"))
+# What autocast computes in float32 (ATen's autocast_mode.h), and returns so, but on the CPU; a square is a power. The
+# three of convert/formulas.py begin with such a function: of what is widened before they give the same bits.
+_IN_FLOAT32 = frozenset(("softplus", "squared_relu", "formula:new_gelu", "formula:sqrt_softplus", "formula:mish"))
 
 
 def as_autocast(x: Tensor, function: str) -> Tensor:
