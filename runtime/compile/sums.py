@@ -10,6 +10,7 @@ gradient: 4.8 times its norm at 2 bits and .95 at 4, .15 and .03 with sums that 
 
 from collections.abc import Collection, Sequence
 from functools import partial
+from itertools import permutations
 from typing import Any
 
 import torch
@@ -133,7 +134,9 @@ def probability_dimension(node: fx.Node) -> int | None:
         return None
     x, logarithm, statistic = unconverted(x), _unsqueezed(subtracted), subtracted
     maximum = None
-    for one, other in _orders(_terms(logarithm, aten.add)):  # a logsumexp: the maximum is added to the logarithm
+    for one, other in permutations(
+        _terms(logarithm, aten.add) or (), 2
+    ):  # a logsumexp: the maximum is added to the logarithm
         if packet(_unsqueezed(one)) is aten.log:
             logarithm, maximum = _unsqueezed(one), _unsqueezed(other)
             break
@@ -156,10 +159,6 @@ def _terms(node: fx.Node, operator: Any) -> tuple[fx.Node, fx.Node] | None:
         return None
     first, second = node.args
     return first, second  # pyright: ignore[reportReturnType]
-
-
-def _orders(pair: tuple[fx.Node, fx.Node] | None) -> Sequence[tuple[fx.Node, ...]]:
-    return [] if pair is None else [pair, pair[::-1]]
 
 
 def _is_of_rows(statistic: fx.Node, x: fx.Node, dimension: int) -> bool:

@@ -125,10 +125,10 @@ def compile_step(step: Step, **options: Any) -> CompiledRun:
         calls.clear()
 
     def inner_compile(graph: fx.GraphModule, inputs: Sequence[Any], **how: Any) -> Any:
-        unpacked = overwritten(graph.graph)
-        compiled: Any = compile_fx_inner(graph, inputs, **how)
         if not how.get("is_backward"):
-            return compiled
+            return compile_fx_inner(graph, inputs, **how)
+        unpacked = overwritten(graph.graph)  # before the passes of Inductor, which may change it
+        compiled: Any = compile_fx_inner(graph, inputs, **how)
         number = graph.meta[DIVISION]
         report, saved = partitioner.divided[number]
         assert report is not None

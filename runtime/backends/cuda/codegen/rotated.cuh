@@ -1,8 +1,8 @@
 // ---- rotated codes: the arithmetic of runtime/backends/reference/rotated.py, step by step -------------------------------
 // A group of 64, 128 or 256 numbers is that of a lane, which holds them in registers, or of two. With 32 numbers a lane
 // two more steps of a turn were shuffles, and what is done once a lane (random bits, square root, quotient) took 6
-// instructions an element: 50 together at 2 bits on an H100, where it is 31 now. No product is merged with a sum but one with 1 or
-// -1, which is exact.
+// instructions an element: 50 together at 2 bits on an H100, where it is 31 now. No product is merged with a sum but one
+// with 1 or -1, which is exact.
 
 namespace fewbit {
 
@@ -207,8 +207,7 @@ __device__ inline float scale_and_flip(float (&r)[held], float down, const u32 (
     return group_sum<size, held>(sums);
 }
 
-// Codes of r = -q, and the sum of |q| times their levels; in `of_levels`, if
-// they count, that of the levels' squares.
+// Codes of r = -q, and the sum of |q| times their levels; in `of_levels`, if they count, that of the levels' squares.
 template <int size, int bits, int held, bool squared>
 __device__ inline float quantized(
     const float (&q)[held], const Nearest<bits>& nearest, Codes<bits, held>& codes, float& of_levels)
