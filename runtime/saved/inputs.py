@@ -87,12 +87,14 @@ class Inputs:
         tensors: that are saved.
         exact: those of them that are inputs themselves.
         lent: tensors that the caller holds.
+        devices: of all tensors among the arguments, in order; what is saved of them may wait in host memory.
     """
 
     def __init__(self, saver: Saver, shared: "Shared", fewest: int = 0) -> None:
         self.tensors: list[Tensor] = []
         self.exact: list[Tensor] = []
         self.lent: list[_Lent] = []
+        self.devices: dict[torch.device, None] = {}
         self._saver, self._shared, self._fewest = saver, shared, fewest
         self._seen: dict[int, Any] = {}
 
@@ -112,6 +114,7 @@ class Inputs:
         if isinstance(value, Tensor):
             if value.requires_grad and not value.is_leaf and not exactly:
                 return self._saved(value)
+            self.devices[value.device] = None
             self.lent.append(_Lent(value))
             return self.lent[-1]
         if id(value) in self._seen:
@@ -141,6 +144,7 @@ class Inputs:
         """
         if id(x) in self._seen:
             return self._seen[id(x)]
+        self.devices[x.device] = None
         start = len(self.tensors)
         # An activation: a gradient flows through it, and it is no weight, nor another leaf, which the graph holds.
         is_of_leaf = x.is_leaf or (x._base is not None and x._base.is_leaf)
@@ -303,4 +307,4 @@ class _Weak:
 
 
 def _identity(x: Tensor) -> tuple[Any, ...]:
-    return x.storage_offset(), x.shape, x.stride(), x.dtype, x._version
+    return x.storage_offset(), x.shape, x.stride(), x.is_neg(), x.dtype, x._version

@@ -122,7 +122,7 @@ class _Frame:
         self.kinds: list[Any] = []  # what is known of each saved tensor, which has to be the same again
         self.is_complete = False
         self._task: int | None = None  # the backward pass for which it was computed again last
-        self._state = _State.now(inputs.tensors)
+        self._state = _State.now([*inputs.devices])
         self._tensors, self._held = inputs.tensors, hold(inputs.tensors)
         self._copies: dict[int, Tensor] = {}  # of inputs that the call changes, as it found them, by place
         self._lent = inputs.lent
@@ -332,11 +332,12 @@ class _State:
     settings: Settings
 
     @classmethod
-    def now(cls, tensors: Sequence[Tensor]) -> "_State":
-        """Return the state of this moment, for a call with these inputs."""
-        device = device_of(tensors)
-        devices, states = ([], []) if device == "cpu" else torch_checkpoint.get_device_states(*tensors)
-        return cls(device, torch.get_rng_state(), devices, states, Settings.now(device))
+    def now(cls, devices: Sequence[torch.device]) -> "_State":
+        """Return the state of this moment, for a call with inputs on these devices."""
+        inputs = [torch.empty(0, device=device) for device in devices]  # of which torch asks no more
+        device = device_of(inputs)
+        indices, states = ([], []) if device == "cpu" else torch_checkpoint.get_device_states(*inputs)
+        return cls(device, torch.get_rng_state(), indices, states, Settings.now(device))
 
     @contextmanager
     def again(self) -> Iterator[None]:

@@ -40,6 +40,9 @@ class TestPlainTorch:
     def test_layers_of_normalizations_train(self, said):
         assert said["normalized"] < 0.2
 
+    def test_blocks_are_computed_again_in_the_devices_state(self, said):
+        assert said["states"] == [["other", [0], ["cpu", "other"]]] * 4
+
     def test_it_is_said_in_one_line_and_once(self, said):
         assert said["warnings"] == [
             "fewbit runs on other in plain torch, slowly: its kernels are for the CPU and for NVIDIA's GPUs"

@@ -96,6 +96,29 @@ def normalized():
     return max(errors)
 
 
+def states():
+    """Whose random state and autocast blocks are computed again with: codes in host memory, and inputs by keyword."""
+    import fewbit
+    from fewbit.runtime.saved.recompute import _State
+
+    found, again = [], _State.again
+
+    def noted(state):
+        found.append([state.device, state.devices, sorted(state.settings.autocast)])
+        return again(state)
+
+    _State.again = noted
+    for call in (lambda block, x: block(x), lambda block, x: block(input=x)):
+        blocks = torch.nn.ModuleList(torch.nn.Sequential(torch.nn.Linear(256, 256)) for _ in range(2)).to(NAME)
+        fewbit.checkpoint(blocks, bits=8, offload=True, blocks=["0", "1"])
+        x = torch.randn(2048, 256).to(NAME)
+        for block in blocks:
+            x = call(block, x)
+        x.sum().backward()
+    _State.again = again
+    return found
+
+
 def codes():
     """The quantizers whose codes or numbers are not the CPU's in plain torch, for equal seeds."""
     from fewbit.quantizers import FixedPoint, Outlier, PerGroup, Rotated
@@ -140,7 +163,7 @@ def main():
     register()
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        found = {"codes": outcome(codes), "normalized": outcome(normalized)}
+        found = {"codes": outcome(codes), "normalized": outcome(normalized), "states": outcome(states)}
         errors = {name: outcome(lambda way=way: trained(way)) for name, way in EAGER.items()}
     said = [str(one.message) for one in warned if "fewbit" in str(one.message)]
     print(json.dumps({**found, "errors": errors, "warnings": said}))
