@@ -154,7 +154,8 @@ def _identity(x: Tensor) -> tuple[tuple[Any, ...], StorageWeakRef | None]:
     if cast is not None:
         return cast, None
     storage = x.untyped_storage()
-    return (storage._cdata, x.storage_offset(), x.shape, x.stride(), x.dtype, x._version), StorageWeakRef(storage)
+    place = (storage._cdata, x.storage_offset(), x.shape, x.stride(), x.is_neg())
+    return (*place, x.dtype, x._version), StorageWeakRef(storage)
 
 
 @dataclass(frozen=True)

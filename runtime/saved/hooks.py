@@ -194,7 +194,8 @@ class _Hooks(torch.autograd.graph.saved_tensors_hooks):
         """Return what is saved of `x`, whose history is that of `whole`: itself, or the tensor that it is a part of."""
         if not is_quantizable(x):
             self._store.chooser.keep(x)
-            return x
+            # Not itself: of an output its own graph would hold it for ever, and nobody would check its version.
+            return Exact.of(x)
         if stays(whole) or x.untyped_storage()._cdata in self._kept or of_parameters(whole):
             self._store.chooser.keep(x)
             return Exact.of(x)

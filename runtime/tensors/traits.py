@@ -85,10 +85,10 @@ def arithmetic_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def has_kernels(x: Tensor) -> bool:
-    """Return whether the CPU kernels support `x`: a plain tensor in the memory of this process."""
+    """Return whether the CPU kernels support `x`: a plain tensor in the memory of this process, not lazily negated."""
     if torch.compiler.is_compiling() or type(x) not in (Tensor, torch.nn.Parameter):
         return False  # before all else: Dynamo traces this function
-    return x.device.type == "cpu" and not is_functorch_wrapped_tensor(x)
+    return x.device.type == "cpu" and not is_functorch_wrapped_tensor(x) and not x.is_neg()
 
 
 def is_plain(x: Tensor) -> bool:
@@ -133,9 +133,13 @@ def is_batch(x: Tensor) -> bool:
 
 
 def is_quantizable(x: Tensor) -> bool:
-    """Return whether `x` is memory that a quantizer accepts."""
+    """Return whether `x` is memory that a quantizer accepts.
+
+    A lazily negated view, as `z.conj().imag` is, is not: others find the same memory's numbers with the other sign.
+    """
     known = type(x) in (Tensor, torch.nn.Parameter) or is_abstract(x)
-    return known and is_dense(x) and x.dtype in DTYPES and x.numel() > 0 and not is_functorch_wrapped_tensor(x)
+    is_memory = known and is_dense(x) and not is_functorch_wrapped_tensor(x) and not x.is_neg()
+    return is_memory and x.dtype in DTYPES and x.numel() > 0
 
 
 # ---- without values -------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from fewbit.quantizers import Outlier, PerGroup, Rotated
 from fewbit.runtime import ops
 from fewbit.runtime.backends.reference import activation as reference
 from fewbit.runtime.backends.torch_functions import FORWARDS
@@ -167,6 +168,11 @@ class TestAutograd:
         x = z.conj().imag
         assert x.is_neg()
         assert torch.equal(ops.encode(x, KEY), reference.encode(x.resolve_neg(), KEY))
+
+    @pytest.mark.parametrize("quantizer", [PerGroup(8), Rotated(8), Outlier(8)])
+    def test_quantizers_read_it_so_too(self, quantizer):
+        x = torch._neg_view(torch.rand(64, 256, generator=torch.Generator().manual_seed(0)) + 1)
+        assert quantizer.compress(x).decompress().max() < -0.9
 
 
 def test_threads_do_not_disturb_each_other():

@@ -77,7 +77,9 @@ def test_what_was_changed_in_place_is_compressed_anew():
     torch.testing.assert_close(saver.compress_once(x).decompress(), x, rtol=0, atol=0.1)
 
 
-@pytest.mark.parametrize("other", [lambda x: x[:4], lambda x: x.t(), lambda x: x.double(), lambda x: x.clone()])
+@pytest.mark.parametrize(
+    "other", [lambda x: x[:4], lambda x: x.t(), lambda x: x.double(), lambda x: x.clone(), torch._neg_view]
+)
 def test_another_tensor_is_not_mistaken_for_the_last(other):
     saver, x = QuantizerSaver(PerGroup(8)), torch.randn(8, 256)
     first = saver.compress_once(x)

@@ -214,6 +214,48 @@ class TestOneStorage:
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             y.backward()
 
+    @pytest.mark.parametrize(
+        "saving",
+        [
+            lambda x: ((mask := x > 0), x.masked_fill(mask, 0.0)),
+            lambda x: ((places := torch.arange(64)), x.index_select(0, places)),
+            lambda x: ((y := torch.complex(x, x).exp()), y.abs()),
+        ],
+        ids=["booleans", "integers", "complex numbers"],
+    )
+    def test_nor_what_is_never_rounded(self, saving):
+        x = torch.randn(64, 64, requires_grad=True)
+        with compress_saved_tensors(PerGroup(8)):
+            saved, y = saving(x)
+        saved.detach().zero_()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+
+    def test_a_function_s_complex_result_goes_with_its_graph(self):
+        x = torch.randn(64, 64, dtype=torch.complex64, requires_grad=True)
+        with compress_saved_tensors(PerGroup(8)):
+            y = x.exp()
+        y.grad_fn.metadata["life"] = life = nn.Module()
+        life = weakref.ref(life)
+        del y
+        gc.collect()
+        assert life() is None
+
+    def test_lazily_negated_numbers_have_codes_of_their_own(self):
+        z = torch.randn(64, 256, dtype=torch.complex64)
+
+        def gradient(*contexts):
+            x = z.clone().requires_grad_()
+            with contexts[0] if contexts else nullcontext():
+                h = x * 1
+                part, negated = h.imag, h.conj().imag
+                loss = part.square().sum() + (negated * part.sin() + negated.square()).sum()
+            return torch.autograd.grad(loss, x)[0]
+
+        assert z.conj().imag.is_neg()
+        exact = gradient()
+        assert (gradient(compress_saved_tensors(PerGroup(8))) - exact).norm() < 0.02 * exact.norm()
+
     def test_memory_that_is_used_again_is_not_mistaken(self):
         counting = Counting()
         x, ones = torch.randn(64, 64, requires_grad=True), torch.ones(64, 64, requires_grad=True)
