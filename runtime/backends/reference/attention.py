@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -92,7 +93,17 @@ def _same(x: Tensor) -> Tensor:
 
 def random_state(device: torch.device) -> Tensor:
     """Return the state of torch's generator for `device`."""
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+    return _generator(device).get_rng_state(*_named(device))
+
+
+def _generator(device: torch.device) -> Any:
+    """Return the module of torch that has the state of the generator of `device`."""
+    return torch if device.type in ("cpu", "meta") else torch.get_device_module(device)
+
+
+def _named(device: torch.device) -> tuple[torch.device, ...]:
+    """Return how `_generator` is told which device: not where there is one alone, as of Apple's."""
+    return () if device.type in ("cpu", "meta", "mps") else (device,)
 
 
 @cache
@@ -118,7 +129,4 @@ class _replayed:
             self._set(self._before)
 
     def _set(self, state: Tensor) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.set_rng_state(state, self._device)
-        else:
-            torch.set_rng_state(state)
+        _generator(self._device).set_rng_state(state, *_named(self._device))

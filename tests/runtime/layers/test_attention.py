@@ -5,6 +5,7 @@ import torch
 from fewbit import layers, memory
 from fewbit.layers import ExactSaver, QuantizerSaver
 from fewbit.quantizers import PerGroup
+from fewbit.runtime.backends.reference.attention import random_state
 from torch import nn
 from torch.nn import functional as F
 
@@ -179,3 +180,10 @@ class TestFunction:
         # The step of b bits is 1/(2^b − 1): 1/3, 1/15, 1/255.
         assert errors[0] > 2 * errors[1] > 8 * errors[2]
         assert errors[2] < 0.02
+
+
+@pytest.mark.parametrize("device", ["cuda", "xpu", "mps"])
+def test_dropout_s_mask_is_drawn_again_by_the_generator_of_its_device(monkeypatch, device):
+    own = torch.arange(16, dtype=torch.uint8)
+    monkeypatch.setattr(torch.get_device_module(device), "get_rng_state", lambda *which: own)
+    assert random_state(torch.device(device, 0)) is own
