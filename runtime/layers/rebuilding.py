@@ -18,6 +18,7 @@ from torch._C import _autograd  # pyright: ignore[reportAttributeAccessIssue]
 from torch.autograd.graph import saved_tensors_hooks
 
 from ..tensors.graphs import cast_source
+from ..tensors.validation import check_unchanged
 
 __all__ = ["Make", "Rebuilding"]
 
@@ -29,7 +30,7 @@ class Hooks:
     """The saved-tensor hooks set outside ours, by a checkpoint or a profile; our saved tensors pass through them.
 
     Attributes:
-        pack, unpack: identities if there are none.
+        pack, unpack: where there are none, such as keep the tensor.
     """
 
     pack: Callable[[Tensor], Any]
@@ -40,7 +41,28 @@ class Hooks:
         """Return the hooks in force; torch itself calls only the innermost. (Torch 2.6 does not show them.)"""
         top = getattr(_autograd, "_top_saved_tensors_default_hooks", None)
         hooks = top(False) if top else None
-        return cls(lambda t: t, lambda t: t) if hooks is None else cls(*hooks)
+        return cls(_AsItIs.of, _AsItIs.tensor) if hooks is None else cls(*hooks)
+
+
+@dataclass(frozen=True, eq=False)
+class _AsItIs:
+    """The object that autograd holds of a tensor that is saved as it is.
+
+    Attributes:
+        whole: detached, because an output that refers to its own graph node would never be freed.
+        version: of the tensor.
+    """
+
+    whole: Tensor
+    version: int
+
+    @classmethod
+    def of(cls, x: Tensor) -> "_AsItIs":
+        return cls(x.detach(), x._version)
+
+    def tensor(self) -> Tensor:
+        check_unchanged(self.whole, self.version)
+        return self.whole
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,6 +19,7 @@ from ..quantizers import Compressed
 from ..tensors.packing import pack_mask, packed_size, unpack_mask
 from ..tensors.spec import TensorSpec, as_dense, flat
 from ..tensors.traits import is_abstract
+from ..tensors.validation import check_unchanged
 from .exactness import Sides
 
 
@@ -49,12 +50,7 @@ class Exact:
         Raises:
             RuntimeError: the tensor was modified in place.
         """
-        if self.whole._version != self.version:
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                f"a tensor of shape {tuple(self.whole.shape)} is at version {self.whole._version}, expected version "
-                f"{self.version} instead"
-            )
+        check_unchanged(self.whole, self.version)
         return self.whole
 
     tensor = decompress

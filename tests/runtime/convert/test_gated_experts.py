@@ -340,3 +340,14 @@ def test_no_token_and_one_expert():
     y = model["experts"](x, every, weights[:, :1])
     gate, up = F.linear(x, model["experts"].gate_up_proj[0]).chunk(2, -1)
     torch.testing.assert_close(y, F.linear(F.silu(gate) * up, model["experts"].down_proj[0]) * weights[:, :1])
+
+
+@pytest.mark.parametrize("way", ["eager", "grouped_mm"])  # `batched_mm` multiplies by copies
+def test_weights_must_not_change_before_the_backward_pass(way):
+    model = nn.ModuleDict({"experts": made("mixtral", way)})
+    fewbit.convert(model, glu="parts")
+    y = model["experts"](*routed())
+    with torch.no_grad():
+        model["experts"].down_proj.neg_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
