@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from statistics import fmean, stdev
+from types import MappingProxyType
 from typing import Any
 
 from ..intervals import MARGIN, Interval, by_seed, holm, interval, verdict
@@ -137,9 +138,11 @@ def _trainer(file: File) -> Iterator[str]:
 
 
 def _two_bits(
-    file: File, variants: Sequence[str] = ("exact, nudged", "3 bits", "2 bits", "2 bits, groups")
+    file: File,
+    variants: Sequence[str] = ("exact, nudged", "3 bits", "2 bits", "2 bits, groups"),
+    names: Mapping[str, str] = MappingProxyType({"gpt2": "GPT-2", "llama": "Llama"}),
 ) -> Iterator[str]:
-    for key, name in (("gpt2", "GPT-2"), ("llama", "Llama")):
+    for key, name in names.items():
         rows = [{**r, "variant": r["variant"].split(": ")[1]} for r in file["runs"] if r["variant"].startswith(key)]
         exact = mean(of(rows, variant="exact"), "saved_bytes")
         for variant in variants:
@@ -400,6 +403,11 @@ VARIANTS = (
         "plots/results/two_bits.md",
         ("training-auto.json",),
         partial(_two_bits, variants=("exact, nudged", "4 bits, scores 6")),
+    ),
+    Source(
+        "plots/results/two_bits.md",
+        ("training-auto-again.json",),
+        partial(_two_bits, variants=("4 bits, scores 6",), names={"llama": "Llama"}),
     ),
     Source("plots/results/two_bits.md", ("two_bits.json",), _two_bits_on_a_gpu),
     Source("plots/results/ten_million.md", ("ten_million.json",), _ten_million),
