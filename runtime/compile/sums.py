@@ -134,9 +134,8 @@ def probability_dimension(node: fx.Node) -> int | None:
         return None
     x, logarithm, statistic = unconverted(x), _unsqueezed(subtracted), subtracted
     maximum = None
-    for one, other in permutations(
-        _terms(logarithm, aten.add) or (), 2
-    ):  # a logsumexp: the maximum is added to the logarithm
+    # Of a logsumexp the maximum is added to the logarithm.
+    for one, other in permutations(_terms(logarithm, aten.add) or (), 2):
         if packet(_unsqueezed(one)) is aten.log:
             logarithm, maximum = _unsqueezed(one), _unsqueezed(other)
             break
