@@ -36,6 +36,7 @@ from .certain import type_of_places
 from .codes import Groups, groups_of, hint
 from .curves import arguments_of
 from .factors import FADES, is_near, is_of_a_sum, multiplied_with, table_of
+from .loss_gradients import APART
 from .nodes import (
     aten,
     base_of,
@@ -107,7 +108,7 @@ def pin(graph: fx.Graph, roles: Mapping[fx.Node, Role]) -> None:
         # Below a budget torch computes anything again, such as logits, which do not fit beside their exact sums.
         logits = role is Role.EXPONENT and not is_pointwise(node) and not is_view(node)
         # Comparisons of integers alone, such as the one-hot form of labels, are as cheap again as bits to unpack.
-        if (logits or node in apart or is_pinned(node)) and node in floating:
+        if (logits or node in apart or node.meta.get(APART) or is_pinned(node)) and node in floating:
             # One of several results is saved, and what returns them is not called again.
             for pinned in (node, operator_of(node)):
                 pinned.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
@@ -211,6 +212,17 @@ def choose_by_place(forward: fx.Graph, results: int, options: CompileOptions) ->
             bits = options.places[place]
             exact = Choice(choice.role, None, None, nbytes_of(node), "by plan")
             node.meta[_KEY] = exact if bits is None else rounded(node, choice.role, bits, options)
+
+
+def widen(forward: fx.Graph, results: int, most: float, options: CompileOptions) -> None:
+    """Give the gradients of a loss that a forward graph saves as many bits as `most` bytes in all allow."""
+    _, saved = results_and_saved(forward, results)
+    chosen = {n: c for n in saved if (c := choice_of(n)) and c.bits is not None and n.meta.get(APART)}
+    for bits in range(8, 0, -1):
+        for node, choice in chosen.items():
+            node.meta[_KEY] = rounded(node, choice.role, bits, options) if bits > (choice.bits or 0) else choice
+        if saved_bytes(forward, results) <= most:
+            return
 
 
 def module_names(node: fx.Node) -> tuple[str, ...]:

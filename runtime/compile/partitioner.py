@@ -2,7 +2,8 @@
 
 1  annotate  each value by its role (roles.py): what saving it would cost with its role's bits (cut.py)
 2  cut       torch's min-cut with these costs chooses what is saved and what is computed again (cut.py); where rows may
-             hardly differ, once more, with codes of what they differ by (centering.py)
+             hardly differ, once more, with codes of what they differ by (centering.py); and where a loss has a gradient
+             that vanishes as it is met, once more with codes of that (loss_gradients.py)
 3  rewrite   quantize what is saved after its last use in the forward graph, dequantize it before its first in the
              backward graph (rewrite.py, codes.py), and write results there over what is read no more (in_place.py)
 """
@@ -32,15 +33,18 @@ from .cut import (
     few_bit_costs,
     is_any_rounded,
     module_names,
+    nbytes_of,
     pin,
     results_and_saved,
     saved_bytes,
+    widen,
     without_mutated,
 )
 from .factors import merge
 from .host import offload
 from .in_place import overwrite
 from .levelling import scale_back, unite
+from .loss_gradients import set_apart
 from .nodes import base_of, packet, tensor_of
 from .options import CompileOptions, torch_budget
 from .own_memory import save_in_own_memory
@@ -63,6 +67,8 @@ class _Joint:
         inputs, kwargs: as the partitioner is given them.
         weights: names of the placeholders that live on between steps.
         mutated: names of those that are written to.
+        restored: names of values that are exact.
+        as_it_is: the graph before what was written for codes alone.
     """
 
     gm: fx.GraphModule
@@ -70,6 +76,8 @@ class _Joint:
     kwargs: dict[str, Any]
     weights: Collection[str]
     mutated: Collection[str]
+    restored: Collection[str]
+    as_it_is: fx.Graph
 
     @property
     def results(self) -> int:
@@ -130,6 +138,25 @@ class FewbitPartitioner(_CustomPartitioner):
         results = kwargs["num_fwd_outputs"]
         budget = inf if self.options.budget is None else int(self.options.budget)
         exact = saved_bytes(divide(gm, joint_inputs, kwargs)[0].graph, results)
+        apart = fx_graph_cse(gm.graph)
+        is_rounded = self.options.bits_for(Role.LINEAR, ()) is not None
+        marked = set_apart(apart, self.options.smallest) if is_rounded else []
+        joint = self.prepared(gm, joint_inputs, kwargs)
+        best = self.best(joint, exact, budget)
+        if marked:
+            joint_apart = self.prepared(fx.GraphModule(gm, apart), joint_inputs, kwargs)
+            best_apart = self.best(joint_apart, exact, budget)
+            most = best.nbytes + sum(nbytes_of(node) for node in marked if not self.is_large(node))
+            if best_apart.nbytes <= most:
+                joint, best = joint_apart, best_apart
+                widen(best.forward.graph, results, min(most, budget), self.options)
+        if best.nbytes > budget:
+            raise FewbitError(f"1 bit for each value takes {best.nbytes:,} bytes, the budget is {budget:,}")
+        save_in_own_memory(best.forward.graph, results, joint.weights)
+        return self.finish(best.forward, best.backward, results, exact)
+
+    def prepared(self, gm: fx.GraphModule, joint_inputs: Sequence[object], kwargs: dict[str, Any]) -> _Joint:
+        """Return a joint graph to be divided, in which gradients are written so that few bits serve."""
         if self.options.bits_for(Role.LINEAR, ()) is not None:
             merge(gm.graph, self.options.bits_for(Role.FACTOR, ()) if self.options.tables else None, fades)
             gm.graph = fx_graph_cse(gm.graph)  # what was written may be there already, and have other uses
@@ -137,27 +164,27 @@ class FewbitPartitioner(_CustomPartitioner):
         copy_mutated(gm.graph, mutated)
         as_it_is = fx_graph_cse(gm.graph)
         defer(gm.graph, self.rounds)
-        statistics = statistics_of(gm.graph)
+        statistics, results = statistics_of(gm.graph), kwargs["num_fwd_outputs"]
         restored = {n.name for n in scale_back(gm.graph, results, statistics, self.is_rounded, is_saved_itself)}
         placeholders = gm.graph.find_nodes(op="placeholder")
         held = [placeholders[i] for i in kwargs["static_lifetime_input_indices"]]
         weights = {node.name for node in weights_among(gm.graph, held, results)}
-        joint = _Joint(gm, joint_inputs, kwargs, weights, mutated)
-        best = self.pinned(joint, restored)
+        return _Joint(gm, joint_inputs, kwargs, weights, mutated, restored, as_it_is)
+
+    def best(self, joint: _Joint, exact: int, budget: float) -> _Division:
+        """Return the graphs of a joint graph, which is changed, that save at most `exact` bytes, `budget` if any do."""
+        best = self.pinned(joint, joint.restored)
         if best.nbytes > exact:
             # Torch computes again what here is pinned, from fewer bytes. Its cut, then, and nothing is rounded.
-            gm.graph = as_it_is
+            joint.gm.graph = joint.as_it_is
             roles = self.roles(joint).items()
             best = self.divide(joint, {node: Role.OTHER if role in ROUNDED else role for node, role in roles})
         else:
-            best = self.centered(joint, best, restored, min(exact, budget))
+            best = self.centered(joint, best, joint.restored, min(exact, budget))
         for less in range(1, 8):
             if best.nbytes > budget:
                 best = self.divide(joint, best.roles, less)
-        if best.nbytes > budget:
-            raise FewbitError(f"1 bit for each value takes {best.nbytes:,} bytes, the budget is {budget:,}")
-        save_in_own_memory(best.forward.graph, results, weights)
-        return self.finish(best.forward, best.backward, results, exact)
+        return best
 
     def pinned(self, joint: _Joint, restored: Collection[str]) -> _Division:
         """Return the graphs of the least bytes that compute nothing again from rounded values; `restored` are exact."""

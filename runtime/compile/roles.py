@@ -36,6 +36,7 @@ from .delicate import SCALING, Delicate, is_tamed, operands_of
 from .factors import FADES, is_factor
 from .fading import crossing, fading, meeting
 from .levelling import is_below_largest, is_levelled, of_short_rows
+from .loss_gradients import APART
 from .masks import masked_values
 from .nodes import (
     EXPONENTIALS,
@@ -220,6 +221,8 @@ def classify(graph: fx.Graph, parameters: Collection[fx.Node] = ()) -> dict[fx.N
             roles[node] = Role.MASK
         elif node in statistics:
             roles[node] = Role.STATISTIC
+        elif node.meta.get(APART) and node not in facts.heavy:
+            roles[node] = Role.LINEAR  # nothing but a tangent is multiplied with it
         elif node in facts.heavy or node in faded or (node in facts.steep and Role.NONLINEAR in sinks[node]):
             # A code of cosh(x) errs by a share of the largest in its group, and 1 / cosh(x) asks for the least.
             roles[node] = Role.POLE
