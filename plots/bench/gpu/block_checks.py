@@ -78,7 +78,7 @@ def eager(device: str) -> Said:
     found: dict[str, Any] = {}
     for name, way in EAGER.items():
 
-        def step(way: Callable[[nn.Module], Any] = way) -> dict[str, Any]:
+        def step(name: str = name, way: Callable[[nn.Module], Any] = way) -> dict[str, Any]:
             own, _ = _blocks(device)
             around = way(own)
             if isinstance(around, torch.autograd.graph.saved_tensors_hooks):
@@ -87,7 +87,8 @@ def eager(device: str) -> Said:
             else:
                 ours, gradient = _step(own, own, x)
             error = ((gradient - exact).norm() / exact.norm()).item()
-            return {"same loss": torch.equal(ours, loss), "error": round(error, 4), "near": error < 1}
+            most = 0.05 if name.startswith("checkpoints") else 1.0  # with another mask of dropout they err by more
+            return {"same loss": torch.equal(ours, loss), "error": round(error, 4), "near": error < most}
 
         yield tried(found, name, step)
 
