@@ -23,6 +23,7 @@ from torch._inductor import inductor_prims
 from .codes import hint
 from .nodes import (
     SAME,
+    ancestors,
     descendants,
     is_floating,
     is_floating_input,
@@ -195,12 +196,7 @@ def _without_tangent(
     graph: fx.Graph, tangent: fx.Node, zone: Mapping[fx.Node, None], ends: Sequence[fx.Node]
 ) -> dict[fx.Node, fx.Node]:
     """Return copies of some values of the zone, and of what they are computed from, with 1 in place of the tangent."""
-    needed, left = set[fx.Node](), list(ends)
-    while left:
-        node = left.pop()
-        if node not in needed:
-            needed.add(node)
-            left += [i for i in node.all_input_nodes if i in zone]
+    needed = ancestors(ends)
     copies: dict[fx.Node, fx.Node] = {}
     for node in [node for node in zone if node in needed]:
         with graph.inserting_before(node.next):
