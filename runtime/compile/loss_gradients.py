@@ -41,6 +41,8 @@ aten, prims = torch.ops.aten, torch.ops.prims
 _TAG = "partitioner_tag"  # by which torch knows what was traced as backward pass
 APART = "fewbit apart"  # the mark of a value that is saved, and not computed from what is rounded
 
+_DTYPES = {torch.float32, torch.bfloat16, torch.float64}  # others lose to underflow what the tangent's scale would save
+
 _SUMS = {aten.add, aten.sub}
 _FMA = packet_of(getattr(inductor_prims, "fma", None))  # a·b + c, as a softmax's gradient is written
 _OF_ROWS = {aten.sum, aten.mean, aten.var, aten.var_mean, aten.std, aten.linalg_vector_norm, aten.logsumexp}
@@ -107,7 +109,7 @@ def _is_linear(node: fx.Node, zone: Collection[fx.Node], of_gradient: Collection
     """Return whether a value is linear in those of the zone, and computed from nothing else of a gradient."""
     name, x = packet(node), tensor_of(node)
     gradients = [i for i in node.all_input_nodes if i in of_gradient]
-    if x is None or x.dtype is torch.float16 or not x.is_floating_point() or not all(g in zone for g in gradients):
+    if x is None or x.dtype not in _DTYPES or not all(g in zone for g in gradients):
         return False
     if node.kwargs.get("rounding_mode") is not None:
         return False

@@ -18,7 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from ..quantizers import Compressed
 from ..tensors.packing import pack_mask, packed_size, unpack_mask
 from ..tensors.spec import TensorSpec, as_dense, flat
-from ..tensors.traits import is_abstract
+from ..tensors.traits import is_abstract, stream_of
 from ..tensors.validation import check_unchanged
 from .exactness import Sides
 
@@ -151,6 +151,7 @@ class Entry:
         shape, stride: of the tensor; one with gaps between its elements serves for no other.
         is_dense: whether it has no gaps.
         version, dtype: of the tensor when it was compressed.
+        stream: on which codes lie.
         storage: weak reference that prevents reuse of the storage's identity, without its memory.
     """
 
@@ -162,6 +163,7 @@ class Entry:
     is_dense: bool
     version: int
     dtype: torch.dtype
+    stream: int
     storage: StorageWeakRef
 
     def is_of(self, x: Tensor) -> bool:
@@ -171,6 +173,8 @@ class Entry:
     def holds(self, core: Tensor, end: int) -> bool:
         """Return whether the values of `core`, a tensor of the same storage that ends at `end`, are in this block."""
         start = core.storage_offset()
+        if self.stream != stream_of(core) and not isinstance(self.compressed, Exact):
+            return False
         if self.is_dense:
             return self.is_of(core) and self.start <= start and end <= self.end
         return self.is_of(core) and (start, core.shape, core.stride()) == (self.start, self.shape, self.stride)

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..layers.callers import note_input
 from ..layers.saver import ExactSaver, Saver, as_saver, is_held, put_together, take_apart
-from ..tensors.traits import DTYPES
+from ..tensors.traits import DTYPES, stream_of
 
 
 @dataclass(frozen=True)
@@ -307,4 +307,4 @@ class _Weak:
 
 
 def _identity(x: Tensor) -> tuple[Any, ...]:
-    return x.storage_offset(), x.shape, x.stride(), x.is_neg(), x.dtype, x._version
+    return x.storage_offset(), x.shape, x.stride(), x.is_neg(), x.dtype, x._version, stream_of(x)

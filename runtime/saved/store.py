@@ -20,7 +20,7 @@ from ..layers.saver import Saver
 from ..quantizers import Compressed, PerGroup, Quantizer, RotatedCompressed
 from ..tensors.graphs import cast_key
 from ..tensors.spec import as_dense
-from ..tensors.traits import is_abstract
+from ..tensors.traits import is_abstract, stream_of
 from .exactness import OF_ROWS, PERIODIC, SIGNED, Rule
 from .forms import Bits, Entry, Exact, InSides, Own, Probabilities, Repeated, Signed, View
 
@@ -101,6 +101,7 @@ class Store:
         if rule.sides is not None or wide:
             return (None if self._is_small(core, x) else self._own(core, x, rule)) or self.exactly(x)
         cast = cast_key(x)
+        cast = cast and (*cast, stream_of(x))
         entry = entry or self.casts.get(cast)
         if entry is not None:
             self.chooser.share(entry.compressed, x)
@@ -123,7 +124,7 @@ class Store:
     def _own(self, core: Tensor, x: Tensor, rule: Rule) -> Own | None:
         """Return what the function of `rule` asks for of `x`; None if that does not become smaller."""
         storage = x.untyped_storage()
-        key = (storage._cdata, x.storage_offset(), x.shape, x.stride(), x.dtype, x._version, rule.sides)
+        key = (storage._cdata, x.storage_offset(), x.shape, x.stride(), x.dtype, x._version, stream_of(x), rule.sides)
         own = self.owns.get(key)
         if own is not None:
             self.chooser.share(own.compressed, x)
@@ -148,7 +149,7 @@ class Store:
             return None
         start, dense = int(core.storage_offset()), as_dense(core) is core
         end = start + core.numel() if dense else _end(core)
-        form = start, end, core.shape, core.stride(), dense, core._version, core.dtype
+        form = start, end, core.shape, core.stride(), dense, core._version, core.dtype, stream_of(core)
         entry = Entry(compressed, *form, StorageWeakRef(storage))
         self._remember(entry)
         return entry
@@ -184,7 +185,8 @@ class Store:
             if entry.is_of(x):
                 entry.compressed = Exact.of(memory.as_strided(entry.shape, entry.stride, entry.start))
         reference = StorageWeakRef(storage)
-        whole = Entry(Exact.of(memory), 0, numel, memory.shape, (1,), True, x._version, x.dtype, reference)
+        form = 0, numel, memory.shape, (1,), True, x._version, x.dtype, stream_of(x)
+        whole = Entry(Exact.of(memory), *form, reference)
         self._remember(whole)
         return whole
 

@@ -142,6 +142,19 @@ def is_quantizable(x: Tensor) -> bool:
     return is_memory and x.dtype in DTYPES and x.numel() > 0
 
 
+def stream_of(x: Tensor) -> int:
+    """Return torch's current stream on the device of `x`, 0 where a device has none.
+
+    Memory that is freed is used again by later work of the stream it was allocated on, whatever others still read it.
+    So codes of one stream serve none on another: who reads a tensor there tells torch so (`x.record_stream`), but
+    cannot say it of codes.
+    """
+    if x.is_cpu or is_abstract(x):
+        return 0
+    current = getattr(getattr(torch, x.device.type, None), "current_stream", None)
+    return 0 if current is None else current(x.device).stream_id
+
+
 # ---- without values -------------------------------------------------------------------------------------------------
 
 

@@ -60,12 +60,12 @@ def gradient(model, module, backward, x, t):
     return torch.cat([p.grad.flatten() for p in module.parameters()])
 
 
-def error(loss, backward):
+def error(loss, backward, **options):
     model = Near(loss)
     x, t = inputs(model)
     true = gradient(exactly(model), model, backward, x, t)
     torch.compiler.reset()
-    return float((gradient(few_bits(model), model, backward, x, t) - true).norm() / true.norm())
+    return float((gradient(few_bits(model, **options), model, backward, x, t) - true).norm() / true.norm())
 
 
 # From 1.8 for half of a cosine to .16 for the divergence, where what they are computed from was in codes. The gradient
@@ -118,3 +118,10 @@ def test_gradients_of_float16_keep_the_scale_of_their_loss():
         return cosine(y.half().float(), t)
 
     assert error(half, lambda loss: (2.0**16 * loss).backward()) < 0.1
+
+
+def test_gradients_of_float8_keep_the_scale_of_their_loss():
+    def eighth(y, t):
+        return cosine(_Backward.apply(y, lambda g: g.to(torch.float8_e5m2).to(g.dtype)), t)
+
+    assert error(eighth, lambda loss: (2.0**14 * loss).backward(), bits=8) < 0.3

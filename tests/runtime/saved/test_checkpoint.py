@@ -10,6 +10,7 @@ import pytest
 import torch
 from fewbit import memory
 from fewbit.runtime.saved.checkpoint import blocks_of
+from fewbit.runtime.saved.inputs import Shared
 from fewbit.tables import FewbitError
 from small_modules import llama
 from torch import Tensor, nn
@@ -182,6 +183,15 @@ def test_what_several_blocks_take_is_saved_once() -> None:
     assert error(gradients(model, x), exact) < 0.02
     codes = [s.bytes for s in memory.profile(model, x).saved if s.dtype == torch.uint8]
     assert len(codes) == 3  # of two blocks' inputs and of scale; the first block's input is no activation
+
+
+def test_codes_of_one_stream_serve_no_block_on_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    current = iter(range(1000))
+    monkeypatch.setattr("fewbit.runtime.saved.inputs.stream_of", lambda _: next(current))
+    shared, x = Shared(), torch.randn(8, WIDTH)
+    codes = torch.zeros(4, dtype=torch.uint8)
+    shared.note(x, None, [codes])
+    assert shared.found(x) is None
 
 
 def test_a_lazily_negated_view_is_not_taken_for_what_it_is_a_view_of() -> None:

@@ -518,3 +518,18 @@ class TestBits:
             (gradient,) = torch.autograd.grad(y, x, g)
             found.append(gradient)
         assert torch.equal(found[1][1, 21::3], found[0][1, 21::3])
+
+
+@pytest.mark.parametrize(("streams", "times"), [((1, 1), 1), ((1, 2), 2)])
+def test_codes_of_one_stream_serve_none_on_another(monkeypatch, streams, times):
+    # Freed codes are written over by work of their own stream, while the backward pass on another still reads them.
+    current = [0]
+    for module in ("store", "forms"):
+        monkeypatch.setattr(f"fewbit.runtime.saved.{module}.stream_of", lambda _: current[0])
+    h, counting = torch.randn(100, 64, requires_grad=True).exp(), Counting()
+    with compress_saved_tensors(counting, smallest=1):
+        y = 0
+        for current[0] in streams:
+            y = y + h @ torch.randn(64, 64, requires_grad=True)
+    assert counting.shapes == [(100, 64)] * times
+    y.sum().backward()
