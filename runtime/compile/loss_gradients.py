@@ -65,7 +65,7 @@ def set_apart(graph: fx.Graph, smallest: int) -> list[fx.Node]:
     found: list[fx.Node] = []
     for tangent in graph.find_nodes(op="placeholder"):
         x = tensor_of(tangent)
-        if "tangents" in str(tangent.target) and x is not None and x.dim() == 0 and x.dtype is not torch.float16:
+        if "tangents" in str(tangent.target) and x is not None and x.dim() == 0 and x.dtype in _DTYPES:
             zone, varying = _linear_in(graph, tangent)
             ends = _differences(graph, zone, varying, smallest)
             copies = _without_tangent(graph, tangent, zone, ends)

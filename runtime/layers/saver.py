@@ -22,7 +22,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.torch_version import TorchVersion
 
 from ..quantizers import Compressed, PerGroup, Quantizer
-from ..tensors.graphs import cast_key
+from ..tensors.graphs import cast_key, memory_key
 from ..tensors.packing import packed_bytes
 from ..tensors.traits import total_bytes
 from .callers import is_callers
@@ -153,9 +153,7 @@ def _identity(x: Tensor) -> tuple[tuple[Any, ...], StorageWeakRef | None]:
     cast = cast_key(x)
     if cast is not None:
         return cast, None
-    storage = x.untyped_storage()
-    place = (storage._cdata, x.storage_offset(), x.shape, x.stride(), x.is_neg())
-    return (*place, x.dtype, x._version), StorageWeakRef(storage)
+    return memory_key(x), StorageWeakRef(x.untyped_storage())
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from ..quantizers import Compressed
 from ..tensors.packing import pack_mask, packed_size, unpack_mask
 from ..tensors.spec import TensorSpec, as_dense, flat
-from ..tensors.traits import is_abstract, stream_of
+from ..tensors.traits import current_stream, is_abstract
 from ..tensors.validation import check_unchanged
 from .exactness import Sides
 
@@ -173,11 +173,11 @@ class Entry:
     def holds(self, core: Tensor, end: int) -> bool:
         """Return whether the values of `core`, a tensor of the same storage that ends at `end`, are in this block."""
         start = core.storage_offset()
-        if self.stream != stream_of(core) and not isinstance(self.compressed, Exact):
-            return False
         if self.is_dense:
-            return self.is_of(core) and self.start <= start and end <= self.end
-        return self.is_of(core) and (start, core.shape, core.stride()) == (self.start, self.shape, self.stride)
+            found = self.is_of(core) and self.start <= start and end <= self.end
+        else:
+            found = self.is_of(core) and (start, core.shape, core.stride()) == (self.start, self.shape, self.stride)
+        return found and (isinstance(self.compressed, Exact) or self.stream == current_stream(core))
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..layers.callers import note_input
 from ..layers.saver import ExactSaver, Saver, as_saver, is_held, put_together, take_apart
-from ..tensors.traits import DTYPES, stream_of
+from ..tensors.graphs import memory_key
+from ..tensors.traits import DTYPES
 
 
 @dataclass(frozen=True)
@@ -272,7 +273,7 @@ class Shared:
         if entry is None:
             return None
         identity, storage, form, references = entry
-        if identity != _identity(x) or storage.expired():
+        if identity != memory_key(x) or storage.expired():
             return None
         tensors = [reference.tensor() for reference in references]
         living = [t for t in tensors if t is not None]
@@ -283,7 +284,7 @@ class Shared:
         for key in [key for key, entry in self._entries.items() if entry[1].expired()]:
             del self._entries[key]
         storage = x.untyped_storage()
-        self._entries[storage._cdata] = _identity(x), StorageWeakRef(storage), form, [_Weak(t) for t in tensors]
+        self._entries[storage._cdata] = memory_key(x), StorageWeakRef(storage), form, [_Weak(t) for t in tensors]
 
     def __reduce__(self) -> Any:
         return Shared, ()
@@ -304,7 +305,3 @@ class _Weak:
         """Return the tensor, or None if its memory is gone."""
         storage: Any = torch.UntypedStorage._new_with_weak_ptr(self._storage.cdata)
         return None if storage is None else self._like.new_empty(0).set_(storage, *self._place)
-
-
-def _identity(x: Tensor) -> tuple[Any, ...]:
-    return x.storage_offset(), x.shape, x.stride(), x.is_neg(), x.dtype, x._version, stream_of(x)

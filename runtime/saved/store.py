@@ -18,9 +18,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..layers.saver import Saver
 from ..quantizers import Compressed, PerGroup, Quantizer, RotatedCompressed
-from ..tensors.graphs import cast_key
+from ..tensors.graphs import cast_key, memory_key
 from ..tensors.spec import as_dense
-from ..tensors.traits import is_abstract, stream_of
+from ..tensors.traits import current_stream, is_abstract
 from .exactness import OF_ROWS, PERIODIC, SIGNED, Rule
 from .forms import Bits, Entry, Exact, InSides, Own, Probabilities, Repeated, Signed, View
 
@@ -101,7 +101,6 @@ class Store:
         if rule.sides is not None or wide:
             return (None if self._is_small(core, x) else self._own(core, x, rule)) or self.exactly(x)
         cast = cast_key(x)
-        cast = cast and (*cast, stream_of(x))
         entry = entry or self.casts.get(cast)
         if entry is not None:
             self.chooser.share(entry.compressed, x)
@@ -123,8 +122,7 @@ class Store:
 
     def _own(self, core: Tensor, x: Tensor, rule: Rule) -> Own | None:
         """Return what the function of `rule` asks for of `x`; None if that does not become smaller."""
-        storage = x.untyped_storage()
-        key = (storage._cdata, x.storage_offset(), x.shape, x.stride(), x.dtype, x._version, stream_of(x), rule.sides)
+        key = (memory_key(x), rule.sides)
         own = self.owns.get(key)
         if own is not None:
             self.chooser.share(own.compressed, x)
@@ -136,7 +134,7 @@ class Store:
             compressed = self._compressed(torch.remainder(core.detach(), _TURN), rule)
         if compressed is None or compressed.nbytes >= _bytes_of(core):
             return None
-        self.owns[key] = own = Own(compressed, x.shape, StorageWeakRef(storage))
+        self.owns[key] = own = Own(compressed, x.shape, StorageWeakRef(x.untyped_storage()))
         return own
 
     def _block(self, core: Tensor, compressed: Compressed) -> Entry | None:
@@ -149,7 +147,7 @@ class Store:
             return None
         start, dense = int(core.storage_offset()), as_dense(core) is core
         end = start + core.numel() if dense else _end(core)
-        form = start, end, core.shape, core.stride(), dense, core._version, core.dtype, stream_of(core)
+        form = start, end, core.shape, core.stride(), dense, core._version, core.dtype, current_stream(core)
         entry = Entry(compressed, *form, StorageWeakRef(storage))
         self._remember(entry)
         return entry
@@ -185,7 +183,7 @@ class Store:
             if entry.is_of(x):
                 entry.compressed = Exact.of(memory.as_strided(entry.shape, entry.stride, entry.start))
         reference = StorageWeakRef(storage)
-        form = 0, numel, memory.shape, (1,), True, x._version, x.dtype, stream_of(x)
+        form = 0, numel, memory.shape, (1,), True, x._version, x.dtype, current_stream(x)
         whole = Entry(Exact.of(memory), *form, reference)
         self._remember(whole)
         return whole

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ...tables import FewbitError
+from .traits import current_stream
 
 # ---- autograd's ------------------------------------------------------------------------------------------------------
 
@@ -59,10 +60,17 @@ def cast_source(x: Tensor) -> tuple[Any, int] | None:
     return (node, number) if is_cast and node is not None else None
 
 
+def memory_key(x: Tensor) -> tuple[Any, ...]:
+    """Return a key that equals that of another tensor while both show the same unchanged memory, on one stream."""
+    place = (x.untyped_storage()._cdata, x.storage_offset(), x.shape, x.stride(), x.is_neg())
+    return (*place, x.dtype, x._version, current_stream(x))
+
+
 def cast_key(x: Tensor) -> tuple[Any, ...] | None:
     """Return a key that equals that of another cast, of `x`'s shape, strides and dtype, if their values are equal.
 
-    The key keeps neither tensors nor the graph alive. None if `x` is no cast that another one could equal.
+    It differs between streams. It keeps neither tensors nor the graph alive. None if `x` is no cast that another one
+    could equal.
     """
     found = cast_source(x)
     if found is None:
@@ -74,7 +82,7 @@ def cast_key(x: Tensor) -> tuple[Any, ...] | None:
         source = (StorageWeakRef(leaf.untyped_storage()), leaf.storage_offset(), leaf._version)
     else:
         source = (node.metadata.setdefault(_TOKEN, object()), number)
-    return (*source, x.shape, x.stride(), x.storage_offset(), x.dtype, x._version)
+    return (*source, x.shape, x.stride(), x.storage_offset(), x.dtype, x._version, current_stream(x))
 
 
 # ---- CUDA's: what lasts is made before one is captured, and outside the memory of graphs -----------------------------

@@ -142,7 +142,7 @@ def is_quantizable(x: Tensor) -> bool:
     return is_memory and x.dtype in DTYPES and x.numel() > 0
 
 
-def stream_of(x: Tensor) -> int:
+def current_stream(x: Tensor) -> int:
     """Return torch's current stream on the device of `x`, 0 where a device has none.
 
     Memory that is freed is used again by later work of the stream it was allocated on, whatever others still read it.
@@ -151,7 +151,7 @@ def stream_of(x: Tensor) -> int:
     """
     if x.is_cpu or is_abstract(x):
         return 0
-    current = getattr(getattr(torch, x.device.type, None), "current_stream", None)
+    current = getattr(getattr(torch, x.device.type, None), "current_stream", None)  # MPS has none
     return 0 if current is None else current(x.device).stream_id
 
 

@@ -9,6 +9,7 @@ import fewbit
 import pytest
 import torch
 from fewbit import memory
+from fewbit.runtime.layers.saver import Recent
 from fewbit.runtime.saved.checkpoint import blocks_of
 from fewbit.runtime.saved.inputs import Shared
 from fewbit.tables import FewbitError
@@ -185,13 +186,18 @@ def test_what_several_blocks_take_is_saved_once() -> None:
     assert len(codes) == 3  # of two blocks' inputs and of scale; the first block's input is no activation
 
 
-def test_codes_of_one_stream_serve_no_block_on_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    current = iter(range(1000))
-    monkeypatch.setattr("fewbit.runtime.saved.inputs.stream_of", lambda _: next(current))
-    shared, x = Shared(), torch.randn(8, WIDTH)
+def test_codes_of_one_stream_serve_no_block_and_no_layer_on_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    current = 0
+    monkeypatch.setattr("fewbit.runtime.tensors.graphs.current_stream", lambda _: current)
+    shared, recent, x = Shared(), Recent(), torch.randn(8, WIDTH)
     codes = torch.zeros(4, dtype=torch.uint8)
     shared.note(x, None, [codes])
+    recent.note(x, codes)
+    assert shared.found(x) is not None
+    assert recent.found(x) is codes
+    current = 1
     assert shared.found(x) is None
+    assert recent.found(x) is None
 
 
 def test_a_lazily_negated_view_is_not_taken_for_what_it_is_a_view_of() -> None:

@@ -524,8 +524,8 @@ class TestBits:
 def test_codes_of_one_stream_serve_none_on_another(monkeypatch, streams, times):
     # Freed codes are written over by work of their own stream, while the backward pass on another still reads them.
     current = [0]
-    for module in ("store", "forms"):
-        monkeypatch.setattr(f"fewbit.runtime.saved.{module}.stream_of", lambda _: current[0])
+    for module in ("saved.store", "saved.forms", "tensors.graphs"):
+        monkeypatch.setattr(f"fewbit.runtime.{module}.current_stream", lambda _: current[0])
     h, counting = torch.randn(100, 64, requires_grad=True).exp(), Counting()
     with compress_saved_tensors(counting, smallest=1):
         y = 0
