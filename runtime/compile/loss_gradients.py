@@ -23,6 +23,7 @@ from torch._inductor import inductor_prims
 from .codes import hint
 from .nodes import (
     SAME,
+    SPLITS,
     ancestors,
     descendants,
     is_floating,
@@ -49,6 +50,7 @@ _OF_ROWS = {aten.sum, aten.mean, aten.var, aten.var_mean, aten.std, aten.linalg_
 # Linear in their first argument, whatever the others are; of two tensors, see `_is_linear`.
 _OF_FIRST = {aten.neg, aten.expand, aten.sum, aten.mean, aten.div, aten.cumsum, aten.flip, aten.gather, *SAME}
 _OF_FIRST |= {aten.index, aten.constant_pad_nd, prims.rev, aten.repeat}
+_JOINS = {aten.cat, aten.slice_scatter, aten.select_scatter, aten.constant_pad_nd, aten.index_put}
 _INTO_ZEROS = {aten.slice_scatter: 1, aten.select_scatter: 1, aten.index_put: 2, aten.scatter_add: 3}
 
 
@@ -86,7 +88,7 @@ def _linear_in(graph: fx.Graph, tangent: fx.Node) -> tuple[dict[fx.Node, None], 
     for node in graph.nodes:
         if node in of_gradient and _is_linear(node, zone, of_gradient):
             zone[node] = None
-        if node not in floating or not is_floating(node):
+        if node not in floating or not (is_floating(node) or packet(node) in SPLITS):
             continue
         is_of_elements = node in zone or is_pointwise(node) or is_view(node)
         if not is_of_elements or any(i in varying and _size(i) >= _size(node) for i in node.all_input_nodes):
@@ -97,12 +99,29 @@ def _linear_in(graph: fx.Graph, tangent: fx.Node) -> tuple[dict[fx.Node, None], 
 def _differences(
     graph: fx.Graph, zone: Mapping[fx.Node, None], varying: Collection[fx.Node], smallest: int
 ) -> list[fx.Node]:
-    """Return the values of the zone that others read and that are differences, and the small ones beside them."""
-    reduced = _reduced(graph, zone)
-    read = dict.fromkeys(_unviewed(node, zone) for node in zone if any(user not in zone for user in node.users))
+    """Return the values of the zone that others read and that are differences, and the small ones beside them.
+
+    Of what is joined of gradients of parts each part is one, and each that is read apart: in codes of all together the
+    smallest would be lost, such as those of a head whose loss has the weight of a thousandth (its gradients were off by
+    5.8 of their norm).
+    """
+    reduced, parts = _reduced(graph, zone), _parts(zone)
+    others = [node for node in zone if any(user not in zone for user in node.users)]
+    read = dict.fromkeys(part for node in others for part in parts.get(node, (_unviewed(node, zone),)))
     found = {node for node in read if _size(node) >= smallest and _is_difference(node, zone, varying, reduced)}
     found |= {node for node in read if found and _size(node) < smallest}
     return [node for node in zone if node in found and node.op != "placeholder"]
+
+
+def _parts(zone: Mapping[fx.Node, None]) -> dict[fx.Node, dict[fx.Node, None]]:
+    """Return for each value that is joined of gradients of parts, each in a place of its own, what those are."""
+    found: dict[fx.Node, dict[fx.Node, None]] = {}
+    for node in zone:
+        inner = [i for i in node.all_input_nodes if i in zone]
+        shows = is_view(node) or packet(node) in _SUMS or packet(node) in SAME
+        if packet(node) in _JOINS or (shows and any(i in found for i in inner)):
+            found[node] = {part: None for i in inner for part in found.get(i, (_unviewed(i, zone),))}
+    return found
 
 
 def _is_linear(node: fx.Node, zone: Collection[fx.Node], of_gradient: Collection[fx.Node]) -> bool:
@@ -136,9 +155,9 @@ def _is_zero(value: Any) -> bool:
 
 
 def _unviewed(node: fx.Node, zone: Collection[fx.Node]) -> fx.Node:
-    """Return the value of the zone that a view of it, or a broadcast one, shows."""
-    while is_view(node) and node.all_input_nodes[0] in zone:
-        node = node.all_input_nodes[0]
+    """Return the value of the zone that a view shows all of, or a broadcast one."""
+    while is_view(node) and (source := node.all_input_nodes[0]) in zone and _size(source) <= _size(node):
+        node = source
     return node
 
 
@@ -187,8 +206,9 @@ def _reduced(graph: fx.Graph, zone: Collection[fx.Node]) -> set[fx.Node]:
 
 
 def _size(node: fx.Node) -> int:
-    x = tensor_of(node)
-    return 0 if x is None else hint(x.numel())
+    value = node.meta.get("val")
+    parts = value if isinstance(value, list | tuple) else (value,)
+    return sum(hint(x.numel()) for x in parts if isinstance(x, torch.Tensor))
 
 
 # ---- 1 in place of the tangent ---------------------------------------------------------------------------------------
@@ -208,6 +228,12 @@ def _without_tangent(
             else:
                 copies[node] = graph.node_copy(node, lambda i: copies.get(i, i))
             copies[node].meta = {key: value for key, value in node.meta.items() if key != _TAG}
+    for end in ends:
+        if is_view(end):  # a part: its memory is to be its own
+            with graph.inserting_before(copies[end].next):
+                part = graph.call_function(aten.clone.default, (copies[end],))
+            part.meta = {**copies[end].meta, "val": value_of(end).clone()}
+            copies[end] = part
     return copies
 
 

@@ -146,7 +146,8 @@ class FewbitPartitioner(_CustomPartitioner):
         if marked:
             joint_apart = self.prepared(fx.GraphModule(gm, apart), joint_inputs, kwargs)
             best_apart = self.best(joint_apart, exact, budget)
-            most = best.nbytes + sum(nbytes_of(node) for node in marked if not self.is_large(node))
+            small = sum(nbytes_of(node) for node in marked if not self.is_large(node))
+            most = min(best.nbytes + small, max(best.nbytes, exact))
             if best_apart.nbytes <= most:
                 joint, best = joint_apart, best_apart
                 widen(best.forward.graph, results, min(most, budget), self.options)

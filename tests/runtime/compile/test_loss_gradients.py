@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 ROWS, WIDTH = 512, 64
+ODD, EVEN = torch.arange(1, ROWS, 2), torch.arange(0, ROWS, 2)
 
 
 class Near(nn.Module):
@@ -44,6 +45,10 @@ LOSSES = {
     ),
     "padded": lambda y, t: cosine(F.pad(y, (1, 1)), F.pad(t, (1, 1))),
     "every second row": lambda y, t: cosine(y[::2], t[::2]),
+    "a loss of each half": lambda y, t: cosine(y[:256], t[:256]) + divergence(y[256:], t[256:]),
+    "of chunks": lambda y, t: sum(cosine(u, v) for u, v in zip(y.chunk(2), t.chunk(2), strict=True)),
+    "of heads": lambda y, t: sum(divergence(u, v) for u, v in zip(y.split(16, 1), t.split(16, 1), strict=True)),
+    "of rows by their number": lambda y, t: cosine(y[ODD], t[ODD]) + divergence(y[EVEN], t[EVEN]),
     "of 16 bits": lambda y, t: cosine(y.bfloat16().float(), t),
 }
 
@@ -74,6 +79,41 @@ def error(loss, backward, **options):
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 def test_gradients_of_a_loss_that_is_nearly_met(loss):
     assert error(loss, lambda loss: (37 * loss).backward()) < 0.1
+
+
+def _halves(y, t):
+    return cosine(y[:, :32], t[:, :32]) + 1e-3 * cosine(y[:, 32:], t[:, 32:])
+
+
+def _stacked(y, t):
+    weights = torch.tensor([1.0, 1e-3])
+    return (weights * (1 - F.cosine_similarity(y.view(-1, 2, 32), t.view(-1, 2, 32), dim=-1))).mean(0).sum()
+
+
+class TwoHeads(Near):
+    """Near, with two last layers in place of one."""
+
+    def __init__(self, loss):
+        super().__init__(loss)
+        self.heads = nn.ModuleList(nn.Linear(2 * WIDTH, WIDTH // 2) for _ in range(2))
+
+    def forward(self, x, t):
+        hidden = self.layers[:2](x)
+        return self.loss(torch.cat([head(hidden) for head in self.heads], 1), t)
+
+
+# 5.3 and 4.9 where the heads had groups of codes in common, in which the smaller gradient was lost.
+@pytest.mark.parametrize("loss", [_halves, _stacked])
+def test_a_head_whose_loss_has_a_small_weight(loss):
+    model = TwoHeads(loss)
+    x = torch.randn(ROWS, WIDTH)
+    y = torch.cat([head(model.layers[:2](x)) for head in model.heads], 1).detach()
+    found = []
+    for module in (exactly(model), few_bits(model)):
+        model.zero_grad()
+        module(x, y + 0.01 * torch.randn(y.shape, generator=torch.Generator().manual_seed(0))).backward()
+        found.append(model.heads[1].weight.grad.clone())
+    assert (found[1] - found[0]).norm() < 0.1 * found[0].norm()
 
 
 def test_of_two_losses_each_has_its_own_gradient():
