@@ -30,6 +30,7 @@ from ....runtime.activations.modules import GELU
 from ....runtime.backends.activation_spec import ROW_OF_MODULE
 from ....runtime.backends.cuda.launching import loaded
 from ....runtime.quantizers import FixedPoint, Outlier, PerGroup, Rotated
+from ....runtime.saved.hooks import compress_saved_tensors
 from ....runtime.self_test import checks as kernel_checks
 from ....runtime.self_test import outcome
 from ....tables import FewbitError
@@ -184,6 +185,32 @@ def first_use_in_a_graph(device: str) -> Said:
     yield {"ok": one_line and bool(after.isfinite().all()), "said": said[:300]}
 
 
+def two_streams(device: str) -> Said:
+    """Save a tensor on two streams, and write over what the first frees while the other has yet to read its codes."""
+    x = 2 * torch.randn(64, 4096, device=device, requires_grad=True)
+    side = torch.cuda.Stream() if device == "cuda" else None
+
+    def step() -> dict[str, Any]:
+        with compress_saved_tensors(PerGroup(bits=8)):
+            first = torch.ones_like(x, requires_grad=True) * x
+            _wait(device)
+            with torch.cuda.stream(side):
+                factor = torch.ones_like(x, requires_grad=True)
+                second = factor * x
+        del first
+        with torch.cuda.stream(side):
+            if device == "cuda":
+                torch.cuda._sleep(2 * 10**8)  # pyright: ignore[reportPrivateUsage]  # a tenth of a second
+            (gradient,) = torch.autograd.grad(second, factor, torch.ones_like(x))
+        del second
+        held = [torch.full((64, 4096), 255, dtype=torch.uint8, device=device) for _ in range(64)]
+        _wait(device)
+        error = float((gradient - x).norm().detach() / x.norm().detach())
+        return {"error": round(error, 4), "near": 0 < error < 0.02, "written": len(held)}
+
+    yield tried({}, "hooks", step)
+
+
 def misaligned(device: str) -> Said:
     """Decode codes that begin at an odd address."""
     x, image = torch.randn(16, 1024, device=device), torch.randn(4, 8, 16, 16, device=device)
@@ -320,6 +347,7 @@ CHECKS: Mapping[str, Check] = {
     "threads": threads,
     "noise in graphs": noise_in_graphs,
     "first use in a graph": first_use_in_a_graph,
+    "two streams": two_streams,
     "reduce-overhead": reduce_overhead,
     "misaligned": misaligned,
     "compiled": compiled,

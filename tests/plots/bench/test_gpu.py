@@ -24,7 +24,7 @@ def called(*arguments):
 
 
 @pytest.mark.parametrize(
-    "name", ["threads", "misaligned", "first use in a graph", "noise in graphs", "formulas", "layers"]
+    "name", ["threads", "two streams", "misaligned", "first use in a graph", "noise in graphs", "formulas", "layers"]
 )
 def test_a_check(name):
     *_, last = checks.CHECKS[name]("cpu")
