@@ -17,8 +17,8 @@ from torch import Tensor
 from torch._C import _autograd  # pyright: ignore[reportAttributeAccessIssue]
 from torch.autograd.graph import saved_tensors_hooks
 
+from ..tensors.exact import Exact
 from ..tensors.graphs import cast_source
-from ..tensors.validation import check_unchanged
 
 __all__ = ["Make", "Rebuilding"]
 
@@ -41,28 +41,7 @@ class Hooks:
         """Return the hooks in force; torch itself calls only the innermost. (Torch 2.6 does not show them.)"""
         top = getattr(_autograd, "_top_saved_tensors_default_hooks", None)
         hooks = top(False) if top else None
-        return cls(_AsItIs.of, _AsItIs.tensor) if hooks is None else cls(*hooks)
-
-
-@dataclass(frozen=True, eq=False)
-class _AsItIs:
-    """The object that autograd holds of a tensor that is saved as it is.
-
-    Attributes:
-        whole: detached, because an output that refers to its own graph node would never be freed.
-        version: of the tensor.
-    """
-
-    whole: Tensor
-    version: int
-
-    @classmethod
-    def of(cls, x: Tensor) -> "_AsItIs":
-        return cls(x.detach(), x._version)
-
-    def tensor(self) -> Tensor:
-        check_unchanged(self.whole, self.version)
-        return self.whole
+        return cls(Exact.of, Exact.tensor) if hooks is None else cls(*hooks)
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,7 +25,7 @@ from torch.utils.checkpoint import (
 from ..convert.report import read_inputs
 from ..quantizers import Quantizer
 from ..saved.checkpoint import outermost_blocks
-from ..saved.forms import Exact
+from ..tensors.exact import Exact
 from ..tensors.traits import written_by
 from .places import Places, Policy, within
 from .step import Step

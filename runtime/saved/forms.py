@@ -16,44 +16,11 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..quantizers import Compressed
+from ..tensors.exact import Exact
 from ..tensors.packing import pack_mask, packed_size, unpack_mask
 from ..tensors.spec import TensorSpec, as_dense, flat
 from ..tensors.traits import current_stream, is_abstract
-from ..tensors.validation import check_unchanged
 from .exactness import Sides
-
-
-@dataclass(frozen=True)
-class Exact:
-    """Saved in place of a tensor that is not compressed.
-
-    Detached, because an output that refers to its own graph node would never be freed. Autograd does not check what
-    hooks return, so in-place changes are checked here.
-    """
-
-    whole: Tensor
-    version: int
-
-    @classmethod
-    def of(cls, x: Tensor) -> "Exact":
-        """Return the tensor `x` with its version."""
-        return cls(x.detach(), x._version)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes saved."""
-        return self.whole.numel() * self.whole.element_size()
-
-    def decompress(self) -> Tensor:
-        """Return the tensor.
-
-        Raises:
-            RuntimeError: the tensor was modified in place.
-        """
-        check_unchanged(self.whole, self.version)
-        return self.whole
-
-    tensor = decompress
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,10 +27,11 @@ from ..backends.reference.attention import is_recomputing
 from ..layers.attention import scaled_dot_product_attention
 from ..layers.saver import QuantizerSaver, Saver
 from ..quantizers import FixedPoint, PerGroup, Quantizer, Rotated
+from ..tensors.exact import Exact
 from ..tensors.graphs import CHECKPOINTS, in_checkpoint
 from ..tensors.traits import is_quantizable
 from .exactness import ACTIVATIONS, OF_SCORES, Rule, is_logarithm, of_parameters, origin, rule_of, stays
-from .forms import Exact, SavedPart, part_of
+from .forms import SavedPart, part_of
 from .store import Chooser, Store
 
 

@@ -18,11 +18,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..layers.saver import Saver
 from ..quantizers import Compressed, PerGroup, Quantizer, RotatedCompressed
+from ..tensors.exact import Exact
 from ..tensors.graphs import cast_key, memory_key
 from ..tensors.spec import as_dense
 from ..tensors.traits import current_stream, is_abstract
 from .exactness import OF_ROWS, PERIODIC, SIGNED, Rule
-from .forms import Bits, Entry, Exact, InSides, Own, Probabilities, Repeated, Signed, View
+from .forms import Bits, Entry, InSides, Own, Probabilities, Repeated, Signed, View
 
 _LEAST_GROUP = 8  # elements; shorter rows share a group all the same
 _TURN = 2 * pi

@@ -22,16 +22,6 @@ from .spec import is_dense
 from .traits import DTYPES, name_of
 
 
-def check_unchanged(x: Tensor, version: int) -> None:
-    """Raise torch's RuntimeError if `x` was modified in place since it had this version: of what hooks return autograd
-    does not check it."""
-    if x._version != version:
-        raise RuntimeError(
-            "one of the variables needed for gradient computation has been modified by an inplace operation: "
-            f"a tensor of shape {tuple(x.shape)} is at version {x._version}, expected version {version} instead"
-        )
-
-
 class Unpickled:
     """Mixin of dataclasses: unpickling and copying go through the constructor, which validates."""
 
