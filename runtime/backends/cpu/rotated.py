@@ -44,6 +44,7 @@ from .rotated_groups import (
     up_to,
 )
 from .threads import JOB_WORDS, Job, Kernel, run, run_job
+from .vector_code import LANES
 from .vectors import CHUNK, HALF, find_codes, levels_of, spread_bits
 
 
@@ -158,8 +159,12 @@ def _places(N: int, D: int, group_size: int) -> tuple[int, ...]:
 
 @cache
 def _tables(bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the positive levels, the edges between them and `spread_bits`, which live as long as the process."""
-    return positive_levels(bits).copy(), positive_edges(bits).copy(), spread_bits(bits)
+    """Return the positive levels, the edges between them and `spread_bits`, which live as long as the process.
+
+    Of levels and edges there are eight at least, a vector.
+    """
+    levels, edges = positive_levels(bits), np.append(positive_edges(bits), np.float32(np.inf))
+    return np.resize(levels, max(len(levels), LANES)), np.resize(edges, max(len(edges), LANES)), spread_bits(bits)
 
 
 def _constants(bits: int) -> tuple[int, ...]:

@@ -14,10 +14,10 @@ _SIZE = 4  # bytes of a number
 
 
 class Vectors:
-    """Writes operations on vectors."""
+    """Writes operations on vectors, for a processor that can permute them (AVX2) or not."""
 
-    def __init__(self, builder: Any) -> None:
-        self.builder = builder
+    def __init__(self, builder: Any, can_permute: bool) -> None:
+        self.builder, self.can_permute = builder, can_permute
 
     def _pointer(self, address: Any, index: int, kind: Any) -> Any:
         place = self.builder.add(address, ir.IntType(64)(index * LANES * _SIZE))
@@ -74,6 +74,25 @@ class Vectors:
             pairs = zip(values[::2], values[1::2], strict=True)
             values = [self.builder.select(bit, high, low) for low, high in pairs]
         return values[0]
+
+    def permuted(self, table: Any, index: Any) -> Any:
+        """Return the floats of a vector at these indices, of which the lowest three bits count."""
+        kind = ir.FunctionType(FLOATS, [FLOATS, INTEGERS])
+        permute = cgutils.get_or_insert_function(self.builder.module, kind, "llvm.x86.avx2.permps")
+        return self.builder.call(permute, [table, index])
+
+    def chosen(self, bits: list[Any], table: Any, places: range) -> Any:
+        """Return the floats of a vector at these places, of which `bits` choose, the highest first."""
+        b = self.builder
+
+        def arranged(order: list[int]) -> Any:
+            return b.shuffle_vector(table, table, ir.Constant(INTEGERS, order))
+
+        if self.can_permute and len(bits) > 1:  # one instruction for up to seven
+            step = ir.Constant(INTEGERS, [places.step] * LANES)
+            index = b.mul(self.index(bits), step)
+            return self.permuted(arranged([(places.start + i) % LANES for i in range(LANES)]), index)
+        return self.selected(bits, [arranged([place] * LANES) for place in places])
 
     def gathered(self, address: Any, index: Any) -> Any:
         """Return the floats at these indices after an address."""
@@ -139,7 +158,7 @@ def intrinsic_of(result: Any, *arguments: Any, write: Callable[..., Any]) -> tup
     """Return a signature, and what writes the code of an intrinsic: `write` of vectors and arguments."""
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        value = write(Vectors(builder), *args)
+        value = write(Vectors(builder, "+avx2" in context.codegen().magic_tuple()[2]), *args)
         return context.get_dummy_value() if value is None else value
 
     return result(*arguments), generate

@@ -160,7 +160,7 @@ def find_codes(
         r: address of the numbers.
         halves: how often 32.
         deviation: what the edges are multiplied by.
-        levels, edges: addresses of the positive levels and of the edges between them, float32.
+        levels, edges: addresses of the positive levels and of the edges between them, float32, eight at least.
         spread: address of `spread_bits`.
         count: how many of the floats the second sums have; all, if more.
         to: address of the codes; up to 8 bytes behind are overwritten.
@@ -173,7 +173,7 @@ def find_codes(
         *given, bits, alone = arguments
 
         def write_bits(b_: int) -> None:
-            if b_ not in (2, 3):  # the usual numbers
+            if b_ not in (2, 3, 4):  # the usual numbers
                 _write_codes(on, b_, True, *given)
                 return
             with on.builder.if_else(on.builder.icmp_signed("!=", alone, ir.IntType(64)(0))) as (one, two):
@@ -205,9 +205,7 @@ def _write_codes(
     """Write the code of `find_codes` for a number of bits, with second sums where `both`."""
     half, in_registers = 1 << (b_ - 1), b_ <= _REGISTERS
     b, long, word, σ = on.builder, ir.IntType(64), ir.IntType(32 if in_registers else 64), on.all(deviation)
-    entries = half if in_registers else 0
-    limits = [b.fmul(σ, on.all(on.scalar(edges, k, ir.FloatType()))) for k in range(entries - 1)]
-    held = [on.all(on.scalar(levels, k, ir.FloatType())) for k in range(entries)]
+    limits, held = (b.fmul(σ, on.load(edges, 0)), on.load(levels, 0)) if in_registers else (None, None)
 
     def packed(comparisons: Any, table: int) -> Any:
         byte = b.zext(b.bitcast(comparisons, ir.IntType(8)), long)
@@ -221,13 +219,13 @@ def _write_codes(
         for k in reversed(range(b_ - 1)):  # the number of limits below, bit by bit
             middle = (1 << k) - 1
             if in_registers:
-                limit = on.selected(index, limits[middle :: 2 << k])
+                limit = on.chosen(index, limits, range(middle, half - 1, 2 << k))
             else:
                 below = b.shl(on.index(index), ir.Constant(INTEGERS, [k + 1] * LANES))
                 limit = b.fmul(σ, on.gathered(b.add(edges, long(middle * 4)), below))
             index.append(on.above(size, limit))
             codes = b.xor(codes, b.shl(packed(index[-1], 1), word(k)))
-        level = on.selected(index, held) if in_registers else on.gathered(levels, on.index(index))
+        level = on.chosen(index, held, range(half)) if in_registers else on.gathered(levels, on.index(index))
         width = {1: 8, 2: 16}.get(b_, word.width)
         codes = b.trunc(codes, ir.IntType(width)) if width < word.width else codes
         b.store(codes, b.inttoptr(place, ir.IntType(width).as_pointer()), align=1)
@@ -266,13 +264,11 @@ def levels_of(typingctx: Any, codes: Any, levels: Any, to: Any, bits: Any) -> An
         to: address of the floats.
         bits: of a code.
     """
-    kind = ir.FunctionType(FLOATS, [FLOATS, INTEGERS])
 
-    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        on, (codes, levels, to, bits), b = Vectors(builder), args, builder
-        can_permute = "+avx2" in context.codegen().magic_tuple()[2]
+    def write(on: Vectors, codes: Any, levels: Any, to: Any, bits: Any) -> None:
+        b = on.builder
 
-        def write(b_: int) -> None:
+        def write_bits(b_: int) -> None:
             of_word = ir.IntType(32 if b_ <= _REGISTERS else 64)
             wide = ir.VectorType(of_word, LANES)
             parts = [on.load(levels, i) for i in range(2 if b_ == 4 else 1)]
@@ -280,9 +276,8 @@ def levels_of(typingctx: Any, codes: Any, levels: Any, to: Any, bits: Any) -> An
                 place = b.inttoptr(b.add(codes, ir.IntType(64)(i * b_)), of_word.as_pointer())
                 word = on.all(b.load(place, align=1), wide)
                 code = b.lshr(word, ir.Constant(wide, [lane * b_ for lane in range(LANES)]))
-                if can_permute and b_ <= _REGISTERS:  # by the lowest three bits of each
-                    permute = cgutils.get_or_insert_function(b.module, kind, "llvm.x86.avx2.permps")
-                    found = [b.call(permute, [part, code]) for part in parts]
+                if on.can_permute and b_ <= _REGISTERS:  # by the lowest three bits of each
+                    found = [on.permuted(part, code) for part in parts]
                     upper = b.trunc(b.lshr(code, ir.Constant(wide, [3] * LANES)), ir.VectorType(ir.IntType(1), LANES))
                     v = on.selected([upper] if b_ == 4 else [], found)
                 else:
@@ -290,10 +285,9 @@ def levels_of(typingctx: Any, codes: Any, levels: Any, to: Any, bits: Any) -> An
                     v = on.gathered(levels, b.trunc(code, INTEGERS) if wide != INTEGERS else code)
                 on.store(v, to, i)
 
-        by_bits(b, bits, write)
-        return context.get_dummy_value()
+        by_bits(b, bits, write_bits)
 
-    return types.void(*(types.intp,) * 4), generate
+    return intrinsic_of(types.void, *(types.intp,) * 4, write=write)
 
 
 @intrinsic(prefer_literal=True)
