@@ -52,8 +52,8 @@ _OF_ROWS = {aten.sum, aten.mean, aten.var, aten.var_mean, aten.std, aten.linalg_
 # Linear in their first argument, whatever the others are; of two tensors, see `_is_linear`.
 _OF_FIRST = {aten.neg, aten.expand, aten.sum, aten.mean, aten.div, aten.cumsum, aten.flip, aten.gather, *SAME}
 _OF_FIRST |= {aten.index, aten.constant_pad_nd, prims.rev, aten.repeat}
-_JOINS = {aten.cat, aten.slice_scatter, aten.select_scatter, aten.constant_pad_nd, aten.index_put}
 _INTO_ZEROS = {aten.slice_scatter: 1, aten.select_scatter: 1, aten.index_put: 2, aten.scatter_add: 3}
+_JOINS = {aten.cat, aten.constant_pad_nd, *_INTO_ZEROS} - {aten.scatter_add}  # which chooses a number of each row
 
 
 def set_apart(graph: fx.Graph, smallest: int) -> list[fx.Node]:

@@ -1,7 +1,9 @@
 """What is saved in place of a tensor that is not compressed.
 
-saved = Exact.of(x)
-saved.tensor()          x, or torch's error if it was modified in place
+    saved = Exact.of(x)
+    saved.tensor()          x, or torch's error if it was modified in place
+
+Autograd does not check what hooks return, so in-place changes are checked here.
 """
 
 from dataclasses import dataclass
@@ -12,8 +14,6 @@ from torch import Tensor
 @dataclass(frozen=True, eq=False)
 class Exact:
     """A tensor as it is.
-
-    Autograd does not check what hooks return, so in-place changes are checked here.
 
     Attributes:
         whole: the tensor, detached, because an output that refers to its own graph node would never be freed.
